@@ -1,0 +1,180 @@
+"""What attention needs to know about a pass, computed once for all layers.
+
+A pass is a packed batch: request i brings ``q_lens[i]`` query rows, the last of its
+``kv_lens[i]`` cached tokens. Requests of similar shape form a group, padded to its longest
+member, and each layer runs one gather and one SDPA call a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+# A group may waste this many padded KV rows before a second one, which costs every layer another
+# gather and SDPA call (about 60 us on the CPU this was tuned on, as much as 500 rows).
+MAX_WASTED_KV_ROWS = 512
+# Prompts are compute bound: pad their query rows by no more than a quarter.
+MAX_QUERY_PADDING = 1.25
+# Up to here a pass is bound by reading the cache, and padded query rows are nearly free.
+MAX_WINDOW_ROWS = 16
+MAX_SEGMENT_ROWS = 256
+
+
+@dataclass
+class Group:
+    """``size`` requests padded to ``q_len`` query rows and ``kv_len`` cached tokens each.
+
+    ``q_rows`` [size * q_len] picks packed query rows (None: they are the whole batch in order);
+    ``out_rows`` and ``out_from`` say which padded rows go back where (None: all, in order).
+    ``kv_slots`` [size * kv_len] are pool slots, or ``kv_start`` is the first of a dense run.
+    """
+
+    q_lens: torch.Tensor
+    kv_lens: torch.Tensor
+    q_len: int
+    kv_len: int
+    q_rows: torch.Tensor | None
+    out_rows: torch.Tensor | None
+    out_from: torch.Tensor | None
+    kv_slots: torch.Tensor | None
+    kv_start: int
+    _masks: dict[tuple, torch.Tensor | None] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return self.q_lens.numel()
+
+    def mask(
+        self, heads_per_group: int, window: int | None, causal: bool, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Additive mask [size, 1, heads_per_group * q_len, kv_len], or None if all is seen.
+
+        Row r of request i sits at position kv_len_i - q_len_i + r and sees the positions up to
+        its own, the last ``window`` + 1 of them where a window is given.
+        """
+        key = (heads_per_group, window, causal, dtype)
+        if key not in self._masks:
+            self._masks[key] = self._build_mask(*key)
+        return self._masks[key]
+
+    def _build_mask(
+        self, heads_per_group: int, window: int | None, causal: bool, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        columns = torch.arange(self.kv_len)
+        seen = columns < self.kv_lens[:, None]  # [size, kv_len]
+        seen = seen[:, None, :].expand(self.size, self.q_len, self.kv_len)
+        if causal:
+            rows = (self.kv_lens - self.q_lens)[:, None] + torch.arange(self.q_len)
+            # A padded query row must see something, or its softmax is NaN: let it see row 0's.
+            rows = torch.minimum(rows, self.kv_lens[:, None] - 1)[:, :, None]
+            seen = seen & (columns <= rows)
+            if window is not None:
+                seen = seen & (columns >= rows - window)
+        if bool(seen.all()):
+            return None
+        mask = torch.zeros(self.size, self.q_len, self.kv_len, dtype=dtype)
+        mask.masked_fill_(~seen, float("-inf"))
+        return mask.repeat(1, heads_per_group, 1).unsqueeze(1)
+
+
+class Segment(NamedTuple):
+    """Rows ``row`` .. ``row + q_len`` of the packed pass, the last of ``kv_len`` tokens."""
+
+    request: int
+    row: int
+    q_len: int
+    kv_len: int
+
+
+def make_groups(
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+) -> list[Group]:
+    """Groups of a packed pass over CPU tensors.
+
+    Args:
+        q_lens, kv_lens: per request, kv_lens[i] >= q_lens[i] >= 0 with the queries included;
+            requests without rows are left out.
+        req_to_token: [pool rows, tokens] slots. req_pool_indices: [requests].
+    """
+    segments = split(q_lens, kv_lens)
+    return [
+        _make_group(members, sum(q_lens), req_to_token, req_pool_indices)
+        for members in partition(segments)
+    ]
+
+
+def split(q_lens: Sequence[int], kv_lens: Sequence[int]) -> list[Segment]:
+    """Segments of every request: a long prompt becomes several, each sees only what is before.
+
+    That bounds the masks and skips the upper triangle of the attention.
+    """
+    segments = []
+    row = 0
+    for i, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        for done in range(0, q_len, MAX_SEGMENT_ROWS):
+            rows = min(MAX_SEGMENT_ROWS, q_len - done)
+            segments.append(Segment(i, row + done, rows, kv_len - q_len + done + rows))
+        row += q_len
+    return segments
+
+
+def partition(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Group the segments whose padding costs less than another call; packed order inside."""
+    groups: list[list[Segment]] = []
+    for segment in sorted(segments, key=lambda s: (-s.q_len, -s.kv_len)):
+        if groups and _is_worth_padding([*groups[-1], segment]):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    return [sorted(group, key=lambda s: s.row) for group in groups]
+
+
+def _is_worth_padding(group: list[Segment]) -> bool:
+    q_len = max(s.q_len for s in group)
+    kv_len = max(s.kv_len for s in group)
+    wasted = len(group) * kv_len - sum(s.kv_len for s in group)
+    queries = sum(s.q_len for s in group)
+    is_window = q_len <= MAX_WINDOW_ROWS
+    return wasted <= MAX_WASTED_KV_ROWS and (
+        is_window or len(group) * q_len <= MAX_QUERY_PADDING * queries
+    )
+
+
+def _make_group(
+    members: list[Segment],
+    total_rows: int,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+) -> Group:
+    requests, first, q, kv = torch.tensor(members).unbind(1)
+    q_len, kv_len = int(q.max()), int(kv.max())
+    q_rows = out_rows = out_from = None
+    if len(members) * q_len != total_rows:
+        offsets = torch.arange(q_len)
+        q_rows = (first[:, None] + torch.minimum(offsets, (q - 1)[:, None])).reshape(-1)
+        out_from = (offsets < q[:, None]).reshape(-1).nonzero().squeeze(1)
+        out_rows = q_rows[out_from]
+    columns = torch.minimum(torch.arange(kv_len), (kv - 1)[:, None])
+    slots = req_to_token[req_pool_indices[requests].long()[:, None], columns].reshape(-1).long()
+    is_dense = len(members) == 1 and _is_run(slots)
+    return Group(
+        q_lens=q,
+        kv_lens=kv,
+        q_len=q_len,
+        kv_len=kv_len,
+        q_rows=q_rows,
+        out_rows=out_rows,
+        out_from=out_from,
+        kv_slots=None if is_dense else slots,
+        kv_start=int(slots[0]) if is_dense else -1,
+    )
+
+
+def _is_run(slots: torch.Tensor) -> bool:
+    return bool((slots[1:] - slots[:-1] == 1).all())

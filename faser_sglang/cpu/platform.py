@@ -1,0 +1,65 @@
+"""The platform object that SGLang asks about its device."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
+
+ATTENTION_BACKEND = "faser_cpu"
+
+
+class FaserCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """CPU through plain torch; no Triton, no graphs, no libcuda."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities(supports_triton=False, graph_capture=False)
+
+    def get_device(self, device_id: int = 0) -> str:
+        return "cpu"  # a string: SGLang splits it, whatever its annotation says
+
+    def get_default_attention_backend(self) -> str:
+        return ATTENTION_BACKEND
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Attention of our own instead of the AMX one, which needs sgl-kernel's CPU build."""
+        if server_args.attention_backend in (None, "intel_amx"):
+            server_args.attention_backend = ATTENTION_BACKEND
+        if server_args.mem_fraction_static is None:
+            server_args.mem_fraction_static = 0.5
+
+    def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
+        if kind != "mha":
+            return None
+        from faser_sglang.cpu.pool import CpuMHATokenToKVPool
+
+        return CpuMHATokenToKVPool
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return False  # SGLang's own algorithms need Triton or sgl-kernel; FASER does not ask
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        return False
+
+    def init_backend(self) -> None:
+        """Once in each worker: register attention, skip the copies that only graphs need."""
+        os.environ.setdefault("SGLANG_EAGER_INPUT_NO_COPY", "1")
+        from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+        @register_attention_backend(ATTENTION_BACKEND)
+        def create(runner: Any) -> Any:
+            from faser_sglang.cpu.attention import CpuAttentionBackend
+
+            return CpuAttentionBackend(runner)
+
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        return torch.profiler.ProfilerActivity.CPU

@@ -1,0 +1,86 @@
+"""Where FASER touches SGLang's own functions: one thin file a touch point.
+
+Each file names its target, gives SGLang's signature and ours, and is inert unless FASER is the
+algorithm. Hooks on modules that a process has not imported yet wait until FASER is really
+asked for (``install``), so that a process without FASER pays for no import.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from faser_sglang.compat import HookRegistry, HookType, hook_applied
+
+
+@dataclass(frozen=True)
+class Hook:
+    """``function`` on the dotted ``target``; ``module`` is the one that defines it."""
+
+    target: str
+    module: str
+    function: Callable
+    kind: HookType
+
+
+_registered: set[str] = set()
+
+
+def register_flags() -> None:
+    """Register the command-line hooks; SGLang applies them after the plugins have run."""
+    from faser_sglang.hooks import flags
+
+    for hook in flags.HOOKS:
+        _register(hook)
+
+
+def register_all() -> None:
+    """Register the flags and every hook whose module this process has imported already."""
+    register_flags()
+    for hook in _runtime_hooks():
+        if hook.module in sys.modules:
+            _register(hook)
+
+
+def install() -> None:
+    """Apply every hook now; raises RuntimeError naming those that SGLang could not apply."""
+    hooks = _runtime_hooks()
+    for hook in hooks:
+        _register(hook)
+    HookRegistry.apply_hooks()
+    check()
+
+
+def check() -> None:
+    """Raise RuntimeError unless all hooks are in place in this process."""
+    missing = [hook.target for hook in _runtime_hooks() if not hook_applied(hook.target)]
+    if missing:
+        raise RuntimeError(
+            f"FASER could not hook {', '.join(missing)}; the log above has SGLang's reason "
+            "(is sglang 0.5.23 unmodified?)."
+        )
+
+
+def _runtime_hooks() -> list[Hook]:
+    from faser_sglang.hooks import (
+        draft_context,
+        req_to_token_rows,
+        req_to_token_writer,
+        request_checks,
+        server_info,
+    )
+
+    return [
+        draft_context.HOOK,
+        req_to_token_rows.HOOK,
+        req_to_token_writer.HOOK,
+        request_checks.HOOK,
+        server_info.HOOK,
+    ]
+
+
+def _register(hook: Hook) -> None:
+    if hook.target not in _registered:
+        _registered.add(hook.target)
+        HookRegistry.register(hook.target, hook.function, hook.kind)

@@ -1,0 +1,56 @@
+"""Refuses, with a 400, what a request may ask for and FASER does not serve yet.
+
+SGLang: ``TokenizerManager._create_tokenized_object(obj, ...)`` returns the tokenized request;
+a ValueError raised there reaches the client as a 400. Ours runs after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from faser_sglang.compat import HookType, is_faser_process
+from faser_sglang.hooks import Hook
+
+_MODULE = "sglang.srt.managers.tokenizer_manager"
+
+
+def unsupported(request: Any) -> list[str]:
+    """Names of the fields of a tokenized generate request that FASER cannot serve yet."""
+    params = request.sampling_params
+    asked = {
+        "frequency_penalty": params.frequency_penalty != 0.0,
+        "presence_penalty": params.presence_penalty != 0.0,
+        "repetition_penalty": params.repetition_penalty != 1.0,
+        "min_new_tokens": params.min_new_tokens > 0,
+        "json_schema": params.json_schema is not None,
+        "regex": params.regex is not None,
+        "ebnf": params.ebnf is not None,
+        "structural_tag": params.structural_tag is not None,
+        "custom_logit_processor": bool(request.custom_logit_processor),
+        "return_hidden_states": bool(request.return_hidden_states),
+        "return_sampling_mask": bool(request.return_sampling_mask),
+        "return_routed_experts": bool(request.return_routed_experts),
+        "return_indexer_topk": bool(request.return_indexer_topk),
+        "lora_path": request.lora_id is not None,
+        "input_embeds": request.input_embeds is not None,
+        "image, video or audio input": request.mm_inputs is not None,
+        "watermark": getattr(params, "watermark", None) is not None,
+        "beam search": (getattr(params, "beam_width", None) or 1) > 1,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+def _check(tokenized: Any, *_args: Any, **_kwargs: Any) -> None:
+    if not hasattr(tokenized, "custom_logit_processor") or not is_faser_process():
+        return  # an embedding request, or another algorithm
+    names = unsupported(tokenized)
+    if names:
+        raise ValueError(
+            f"FASER does not serve {', '.join(names)} yet; send the request without, or start "
+            "the server without --speculative-algorithm FASER."
+        )
+
+
+HOOK = Hook(
+    f"{_MODULE}.TokenizerManager._create_tokenized_object", _MODULE, _check, HookType.AFTER
+)

@@ -1,0 +1,1 @@
+"""Drives SGLang's runtime: drafting, packed verification, commit."""

@@ -1,0 +1,89 @@
+"""Which tokens the draft's KV cache really holds.
+
+A drafter that is a language model keeps token p of a request in the same slot as the target.
+Rounds without drafts, and the last draft of a window that was accepted whole, leave slots that
+only the target has written. Two records keep them from being read:
+
+* ``valid_len`` of a running request: its first token whose draft KV is missing. Drafting starts
+  with one packed pass from there, so a gap costs no pass of its own.
+* ``written``, one bit a slot of the pool. The radix tree hands slots from one request to the
+  next; at prefill the first unwritten slot of the shared prefix is where the draft's pass
+  begins. So nothing has to be caught up when a request finishes, is retracted or aborted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from faser_sglang.control.types import IntArray
+from faser_sglang.kernels.reference import ragged_positions
+
+if TYPE_CHECKING:
+    from faser_sglang.worker.packing import PackedRows, Round
+
+
+class DraftKv:
+    """Validity of draft KV over a pool of ``slots`` slots and ``pool_rows`` requests."""
+
+    def __init__(self, pool_rows: int, slots: int, device: torch.device | str) -> None:
+        self.written = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.valid_len: IntArray = np.zeros(pool_rows, np.int64)
+        self._last_length: IntArray = np.zeros(pool_rows, np.int64)
+        self._last_depth: IntArray = np.zeros(pool_rows, np.int64)
+
+    def first_missing(
+        self, req_to_token: torch.Tensor, rows: torch.Tensor, prefix_lens: IntArray
+    ) -> IntArray:
+        """First position [n] below ``prefix_lens`` without draft KV, else the prefix's length.
+
+        The host waits for the device here, once a prefill batch with a cached prefix.
+        """
+        total = int(prefix_lens.sum())
+        if total == 0:
+            return prefix_lens
+        lengths = torch.from_numpy(prefix_lens).to(rows.device)
+        owners, positions = ragged_positions(torch.zeros_like(lengths), lengths, total=total)
+        slots = req_to_token[rows[owners].long(), positions].long()
+        is_missing = ~self.written[slots]
+        first = lengths.scatter_reduce(
+            0, owners[is_missing], positions[is_missing], "amin", include_self=True
+        )
+        return first.cpu().numpy()
+
+    def begin(self, rows: IntArray, lengths: IntArray, valid: IntArray) -> None:
+        """A prefill left ``lengths`` tokens, and draft KV for the first ``valid`` of them."""
+        self.valid_len[rows] = valid
+        self._last_length[rows] = lengths
+        self._last_depth[rows] = 0
+
+    def settle(self, rows: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
+        """Take in the verdicts of the last round, read off the committed lengths.
+
+        Returns:
+            depths, accepted: [n] of that round (zeros for requests fresh from prefill).
+        """
+        last, depths = self._last_length[rows], self._last_depth[rows]
+        emitted = lengths - last
+        drafted = depths > 0
+        self.valid_len[rows[drafted]] = (last + np.minimum(emitted, depths))[drafted]
+        return depths, np.where(emitted > 0, emitted - 1, 0)
+
+    def plan(self, this_round: Round) -> None:
+        """Remember the round, for ``settle`` of the next one."""
+        self._last_length[this_round.rows_cpu] = this_round.lengths_cpu
+        self._last_depth[this_round.rows_cpu] = this_round.depths_cpu
+
+    def commit(self, this_round: Round, window: PackedRows, accept_lens: torch.Tensor) -> None:
+        """Mark the window's slots: draft KV is there for accepted tokens that were drafted from.
+
+        A draft chain of depth d writes d positions: the bonus token and the drafts but the last.
+        """
+        held = this_round.lengths + torch.minimum(accept_lens.to(torch.int64), this_round.depths)
+        self.mark(window, held)
+
+    def mark(self, packed: PackedRows, held: torch.Tensor) -> None:
+        """The target wrote ``packed``; the draft's KV is there for positions below ``held`` [n]."""
+        self.written[packed.slots] = packed.positions < held[packed.owners]

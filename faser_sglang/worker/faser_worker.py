@@ -1,0 +1,203 @@
+"""The FASER worker: draft, verify, accept, commit, each ragged over the batch's requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_device, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+from faser_sglang import config
+from faser_sglang.control.metrics import RoundCounters
+from faser_sglang.control.policy import DepthPolicy, make_policy
+from faser_sglang.control.types import IntArray
+from faser_sglang.worker.lm_drafter import LmDrafter, LmDraftWorker
+from faser_sglang.worker.packing import Round
+from faser_sglang.worker.spec_inputs import FaserDraftState
+from faser_sglang.worker.verify import Verifier
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+
+    from faser_sglang.worker.drafter import Drafter
+
+
+class FaserWorker(BaseSpecWorker):
+    """What SGLang's scheduler drives instead of the target's worker."""
+
+    def __init__(
+        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__()
+        self.config = config.load()
+        self.cap = get_spec().speculative_num_steps
+        self.speculative_num_steps = self.cap
+        self.speculative_num_draft_tokens = self.cap + 1
+        self._target_worker = target_worker
+        target = target_worker.model_runner.model_config
+        self.context_len = target.context_len
+        self.drafter: Drafter = LmDrafter(
+            LmDraftWorker(server_args, gpu_id, nccl_port, target_worker),
+            width=self.cap + 1,
+            vocab_size=target.vocab_size,
+        )
+        self._draft_worker = self.drafter.draft_worker
+        self.verifier = Verifier(target_worker, self.cap + 1)
+        self.counters = RoundCounters()
+        self._unread_rounds: deque[tuple[list[Any], IntArray]] = deque()
+        self.policy: DepthPolicy | None = None  # filled by alloc_memory_pool, like the next
+        self._last_position: IntArray | None = None
+
+    # -- start-up -------------------------------------------------------------------------
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        super().alloc_memory_pool(
+            memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator
+        )
+        slots = token_to_kv_pool_allocator.size + token_to_kv_pool_allocator.page_size
+        self.drafter.attach_pools(req_to_token_pool, slots)
+        pool_rows = req_to_token_pool.req_to_token.shape[0]
+        self._last_position = np.zeros(pool_rows, np.int64)
+        self.policy = make_policy(
+            self.config.depth,
+            cap=self.cap,
+            pool_rows=pool_rows,
+            seed=get_device().random_seed,
+            is_off=self.is_off,
+        )
+
+    @property
+    def is_off(self) -> bool:
+        """Nothing is ever drafted."""
+        return self.config.mode == "off" or self.cap == 0
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple:
+        runners = [self.target_worker.model_runner, *self.draft_worker.draft_runners]
+        return tuple(runner.attn_backend for runner in runners)
+
+    # -- one pass of the scheduler --------------------------------------------------------
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, on_publish)
+        return self._decode(batch, on_publish)
+
+    def _prefill(
+        self, batch: ScheduleBatch, on_publish: Callable[[torch.Tensor], None] | None
+    ) -> GenerationBatchResult:
+        result = self.target_worker.forward_batch_generation(batch)
+        result.new_seq_lens = batch.seq_lens
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        self._begin(batch)
+        self.drafter.prefill(batch, result.next_token_ids, is_off=self.is_off)
+        result.next_draft_input = FaserDraftState(bonus_tokens=result.next_token_ids)
+        return result
+
+    def _decode(
+        self, batch: ScheduleBatch, on_publish: Callable[[torch.Tensor], None] | None
+    ) -> GenerationBatchResult:
+        this_round = self._plan(batch)
+        drafts = self.drafter.draft(this_round) if this_round.max_depth else None
+        window = self.verifier.pack(this_round, self.req_to_token_pool.req_to_token)
+        verdict, logits_output, forward_batch = self.verifier.run(this_round, window, drafts)
+        new_seq_lens = this_round.lengths + verdict.accept_lens
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        self.drafter.commit(this_round, window, verdict)
+        return GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=verdict.tokens.flatten(),
+            accept_lens=verdict.accept_lens,
+            new_seq_lens=new_seq_lens,
+            speculative_num_draft_tokens=self.speculative_num_draft_tokens,
+            next_draft_input=FaserDraftState(bonus_tokens=verdict.bonus),
+            extra_keep_alive_refs=[forward_batch],
+        )
+
+    def _begin(self, batch: ScheduleBatch) -> None:
+        """New requests on their rows of the pool."""
+        rows = batch.req_pool_indices_cpu.numpy()
+        self.policy.reset(rows)
+        self._last_position[rows] = [
+            len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1
+            for req in batch.reqs
+        ]
+
+    def _plan(self, batch: ScheduleBatch) -> Round:
+        """Depths of this round. The host knows every length: the scheduler waited for them."""
+        rows = batch.req_pool_indices_cpu.numpy()
+        lengths = batch.seq_lens_cpu.numpy().astype(np.int64)
+        last_depths, accepted = self.drafter.settle(rows, lengths)
+        was_drafted = last_depths > 0
+        self.policy.observe(rows[was_drafted], last_depths[was_drafted], accepted[was_drafted])
+        depths = self.policy.choose(rows, self._limits(rows, lengths))
+        self._unread_rounds.append((batch.reqs, depths))
+        device = batch.seq_lens.device
+        return Round(
+            batch=batch,
+            rows=batch.req_pool_indices,
+            rows_cpu=rows,
+            lengths=batch.seq_lens.to(torch.int64),
+            lengths_cpu=lengths,
+            bonus=batch.spec_info.bonus_tokens,
+            depths=torch.from_numpy(depths).to(device),
+            depths_cpu=depths,
+        )
+
+    def _limits(self, rows: IntArray, lengths: IntArray) -> IntArray:
+        """The deepest draft [n] that can be of use and has room.
+
+        A window of depth d ends at position length + d. No token is emitted behind a request's
+        last one, so drafts for positions beyond it are useless; the target's context ends at
+        ``context_len`` - 1; the draft runs all positions of a window but the last.
+        """
+        useful = self._last_position[rows] - 1 - lengths
+        in_context = self.context_len - 1 - lengths
+        in_draft_context = self.drafter.context_len - lengths
+        room = np.minimum(np.minimum(useful, in_context), in_draft_context)
+        return np.clip(room, 0, self.cap)
+
+    # -- accounting, on the host, when the scheduler reads a round's result -----------------
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        reqs, depths = self._unread_rounds.popleft()
+        self.counters.passes += 1
+        for req, depth, accepted in zip(
+            reqs, depths.tolist(), num_correct_drafts_per_req, strict=True
+        ):
+            if not (req.finished() or req.is_retracted):
+                self.counters.add(depth, accepted)
+
+    def describe_faser(self) -> dict[str, object]:
+        """Resolved values and counters, for ``/server_info``."""
+        return {
+            **asdict(self.config),
+            "mode": "off" if self.is_off else "serial",
+            "drafter": self.drafter.kind,
+            "depth_cap": self.cap,
+            "draft_context": self.drafter.context_len,
+            "attention_backend": type(self.target_worker.model_runner.attn_backend).__name__,
+            "counters": self.counters.snapshot(),
+        }
