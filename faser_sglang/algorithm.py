@@ -83,7 +83,7 @@ def register_algorithm() -> None:
         from faser_sglang import hooks
         from faser_sglang.worker.faser_worker import FaserWorker
 
-        hooks.check()
+        hooks.install("scheduler")
         return FaserWorker
 
 

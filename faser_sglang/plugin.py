@@ -66,8 +66,10 @@ def _register_broken(error: Exception) -> None:
         return
 
     def refuse(*_args: object) -> None:
-        way_out = "" if isinstance(error, FaserLoadError) else (
-            " (python -m faser_sglang.doctor checks the environment)"
+        way_out = (
+            ""
+            if isinstance(error, FaserLoadError)
+            else (" (python -m faser_sglang.doctor checks the environment)")
         )
         raise FaserLoadError(f"FASER could not load: {error}{way_out}") from error
 

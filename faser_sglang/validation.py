@@ -39,7 +39,7 @@ def validate(server_args: Any) -> None:
         tokenizer_path=server_args.tokenizer_path,
         trust_remote_code=server_args.trust_remote_code,
     )
-    hooks.install()
+    hooks.install("launcher")
 
 
 def refuse_flags(args: Any) -> None:
@@ -87,6 +87,7 @@ def _unserved(args: Any) -> dict[str, bool]:
         "--enable-pdmux": bool(args.enable_pdmux),
         "--enable-hisparse": bool(args.enable_hisparse),
         "--enable-hierarchical-cache": bool(args.enable_hierarchical_cache),
+        "--tokenizer-worker-num above 1": args.tokenizer_worker_num > 1,
         "--enable-multi-layer-eagle": bool(args.enable_multi_layer_eagle),
     }
 
@@ -111,9 +112,7 @@ def check_fit(
     draft_config = get_config(draft, trust_remote_code=trust_remote_code)
     _refuse_heads(draft, draft_config)
     target_text, draft_text = get_hf_text_config(target_config), get_hf_text_config(draft_config)
-    _check_vocabulary(
-        target, draft, target_text.vocab_size, draft_text.vocab_size, tokenizer_path
-    )
+    _check_vocabulary(target, draft, target_text.vocab_size, draft_text.vocab_size, tokenizer_path)
     served = context_length or get_context_length(target_text)
     own = get_context_length(draft_text)
     if own < served:

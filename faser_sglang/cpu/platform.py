@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
+
+logger = logging.getLogger(__name__)
 
 ATTENTION_BACKEND = "faser_cpu"
 
@@ -33,6 +36,14 @@ class FaserCpuPlatform(CpuDeviceMixin, SRTPlatform):
             server_args.attention_backend = ATTENTION_BACKEND
         if server_args.mem_fraction_static is None:
             server_args.mem_fraction_static = 0.5
+        # An idle scheduler would spin on a core that the other processes need.
+        server_args.sleep_on_idle = True
+        # OpenMP's threads spin without end between parallel regions by default, which starves
+        # every other process, and waking a sleeping one takes longer than a small layer. So they
+        # spin for about half a millisecond: through a pass, not between passes. Read when the
+        # library loads, hence set for the processes that are started next.
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "200000")
 
     def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
         if kind != "mha":
@@ -57,6 +68,20 @@ class FaserCpuPlatform(CpuDeviceMixin, SRTPlatform):
             from faser_sglang.cpu.attention import CpuAttentionBackend
 
             return CpuAttentionBackend(runner)
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Once a model: faster norms and, on CPUs without bf16 arithmetic, linear layers."""
+        from faser_sglang.cpu import linear, norm
+
+        norm.install()
+        if not linear.has_bf16_arithmetic():
+            count = linear.use_half_linears(model)
+            if count:
+                logger.info(
+                    "CPU platform: no bf16 arithmetic here; %d linear layers run in fp16 with "
+                    "float32 sums (FBGEMM).",
+                    count,
+                )
 
     def get_torch_profiler_activity_str(self) -> str:
         return "CPU"

@@ -27,8 +27,10 @@ class CpuMHATokenToKVPool(MHATokenToKVPool):
 
     def _zero_pages(self, slots: int, heads: int, dim: int) -> torch.Tensor:
         size = slots * heads * dim * self.store_dtype.itemsize
-        return torch.from_numpy(np.zeros(size, np.uint8)).view(self.store_dtype).view(
-            slots, heads, dim
+        return (
+            torch.from_numpy(np.zeros(size, np.uint8))
+            .view(self.store_dtype)
+            .view(slots, heads, dim)
         )
 
     def set_kv_buffer(

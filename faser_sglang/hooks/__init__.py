@@ -16,12 +16,17 @@ from faser_sglang.compat import HookRegistry, HookType, hook_applied
 
 @dataclass(frozen=True)
 class Hook:
-    """``function`` on the dotted ``target``; ``module`` is the one that defines it."""
+    """``function`` on the dotted ``target``; ``module`` is the one that defines it.
+
+    ``processes`` are those that call the target: "launcher" (which is also the tokenizer's),
+    "scheduler".
+    """
 
     target: str
     module: str
     function: Callable
     kind: HookType
+    processes: tuple[str, ...]
 
 
 _registered: set[str] = set()
@@ -43,18 +48,17 @@ def register_all() -> None:
             _register(hook)
 
 
-def install() -> None:
-    """Apply every hook now; raises RuntimeError naming those that SGLang could not apply."""
-    hooks = _runtime_hooks()
-    for hook in hooks:
-        _register(hook)
+def install(process: str) -> None:
+    """Apply every hook of ``process`` now; raises RuntimeError naming those that SGLang refused."""
+    for hook in _runtime_hooks():
+        if process in hook.processes:
+            _register(hook)
     HookRegistry.apply_hooks()
-    check()
-
-
-def check() -> None:
-    """Raise RuntimeError unless all hooks are in place in this process."""
-    missing = [hook.target for hook in _runtime_hooks() if not hook_applied(hook.target)]
+    missing = [
+        hook.target
+        for hook in _runtime_hooks()
+        if process in hook.processes and not hook_applied(hook.target)
+    ]
     if missing:
         raise RuntimeError(
             f"FASER could not hook {', '.join(missing)}; the log above has SGLang's reason "

@@ -25,5 +25,9 @@ def _derive(original: Callable, model_config: Any, context_length: int | None) -
 
 
 HOOK = Hook(
-    f"{_MODULE}.ModelConfig._derive_context_length", _MODULE, _derive, HookType.AROUND
+    f"{_MODULE}.ModelConfig._derive_context_length",
+    _MODULE,
+    _derive,
+    HookType.AROUND,
+    ("launcher", "scheduler"),
 )

@@ -24,6 +24,6 @@ def _take(_result: Any, _cls: type, namespace: Any) -> None:
 
 
 HOOKS = (
-    Hook(f"{_MODULE}.ServerArgs.add_cli_args", _MODULE, _add, HookType.AFTER),
-    Hook(f"{_MODULE}.ServerArgs.from_cli_args", _MODULE, _take, HookType.AFTER),
+    Hook(f"{_MODULE}.ServerArgs.add_cli_args", _MODULE, _add, HookType.AFTER, ("launcher",)),
+    Hook(f"{_MODULE}.ServerArgs.from_cli_args", _MODULE, _take, HookType.AFTER, ("launcher",)),
 )

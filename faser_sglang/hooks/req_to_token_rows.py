@@ -25,5 +25,5 @@ def _extra(result: int) -> int:
 
 
 HOOK = Hook(
-    f"{_MODULE}.get_req_to_token_extra_context_len", _MODULE, _extra, HookType.AFTER
+    f"{_MODULE}.get_req_to_token_extra_context_len", _MODULE, _extra, HookType.AFTER, ("scheduler",)
 )

@@ -39,4 +39,6 @@ def _assign(
     )
 
 
-HOOK = Hook(f"{_MODULE}.assign_req_to_token_pool_func", _MODULE, _assign, HookType.AROUND)
+HOOK = Hook(
+    f"{_MODULE}.assign_req_to_token_pool_func", _MODULE, _assign, HookType.AROUND, ("scheduler",)
+)

@@ -52,5 +52,9 @@ def _check(tokenized: Any, *_args: Any, **_kwargs: Any) -> None:
 
 
 HOOK = Hook(
-    f"{_MODULE}.TokenizerManager._create_tokenized_object", _MODULE, _check, HookType.AFTER
+    f"{_MODULE}.TokenizerManager._create_tokenized_object",
+    _MODULE,
+    _check,
+    HookType.AFTER,
+    ("launcher",),
 )

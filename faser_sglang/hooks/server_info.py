@@ -20,4 +20,10 @@ def _add(_result: None, manager: Any, state: dict[str, Any]) -> None:
         state["faser"] = describe()
 
 
-HOOK = Hook(f"{_MODULE}.SchedulerInternalStateController._add_speculative", _MODULE, _add, HookType.AFTER)
+HOOK = Hook(
+    f"{_MODULE}.SchedulerInternalStateController._add_speculative",
+    _MODULE,
+    _add,
+    HookType.AFTER,
+    ("scheduler",),
+)

@@ -63,9 +63,7 @@ class FaserWorker(BaseSpecWorker):
         req_to_token_pool: Any = None,
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
-        super().alloc_memory_pool(
-            memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator
-        )
+        super().alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
         slots = token_to_kv_pool_allocator.size + token_to_kv_pool_allocator.page_size
         self.drafter.attach_pools(req_to_token_pool, slots)
         pool_rows = req_to_token_pool.req_to_token.shape[0]
@@ -139,8 +137,7 @@ class FaserWorker(BaseSpecWorker):
         rows = batch.req_pool_indices_cpu.numpy()
         self.policy.reset(rows)
         self._last_position[rows] = [
-            len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1
-            for req in batch.reqs
+            len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1 for req in batch.reqs
         ]
 
     def _plan(self, batch: ScheduleBatch) -> Round:

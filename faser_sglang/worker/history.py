@@ -27,8 +27,12 @@ class TokenHistory:
         self._first: IntArray = np.zeros(pool_rows, np.int64)
 
     def begin(
-        self, rows: torch.Tensor, rows_cpu: IntArray, lengths: torch.Tensor,
-        lengths_cpu: IntArray, bonus: torch.Tensor
+        self,
+        rows: torch.Tensor,
+        rows_cpu: IntArray,
+        lengths: torch.Tensor,
+        lengths_cpu: IntArray,
+        bonus: torch.Tensor,
     ) -> None:
         """A prefill sampled ``bonus`` [n] at position ``lengths`` [n]."""
         self._first[rows_cpu] = lengths_cpu
@@ -51,15 +55,11 @@ class TokenHistory:
         rows = this_round.rows[torch.from_numpy(members).to(this_round.rows.device)].long()
         tokens = self._ring[rows[packed.owners], packed.positions % self.capacity]
         lengths = this_round.lengths_cpu[members]
-        known = np.maximum(
-            self._first[this_round.rows_cpu[members]], lengths - self.capacity + 1
-        )
+        known = np.maximum(self._first[this_round.rows_cpu[members]], lengths - self.capacity + 1)
         starts = lengths + 1 - np.asarray(packed.lengths_cpu)
         for i in np.flatnonzero(starts < known):  # a long time at depth 0: rare, on the host
             row = int(np.sum(packed.lengths_cpu[:i]))
-            older = request_tokens(
-                this_round.batch.reqs[members[i]], int(starts[i]), int(known[i])
-            )
+            older = request_tokens(this_round.batch.reqs[members[i]], int(starts[i]), int(known[i]))
             tokens[row : row + len(older)] = older.to(tokens.device)
         return tokens
 

@@ -136,15 +136,11 @@ class LmDrafter(Drafter):
         self.kv.commit(this_round, window, verdict.accept_lens)
         self.history.commit(this_round, verdict.tokens, verdict.accept_lens)
 
-    def _first_step(
-        self, this_round: Round, members: IntArray, rows: torch.Tensor
-    ) -> torch.Tensor:
+    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> torch.Tensor:
         """Catch up to the bonus token and draft behind it; tokens [len(members)]."""
         lengths = this_round.lengths_cpu[members]
         starts = self.kv.valid_len[this_round.rows_cpu[members]]
-        packed = pack_rows(
-            self.req_to_token, rows, _to(rows, starts), lengths + 1 - starts
-        )
+        packed = pack_rows(self.req_to_token, rows, _to(rows, starts), lengths + 1 - starts)
         forward_batch = make_forward_batch(
             this_round.batch,
             self.runner,
@@ -156,9 +152,7 @@ class LmDrafter(Drafter):
             slots=packed.slots,
             seq_lens=_pick(this_round.lengths, members) + 1,
             seq_lens_cpu=lengths + 1,
-            spec_info=FaserExtendInput(
-                positions=packed.positions, select_index=packed.last_rows
-            ),
+            spec_info=FaserExtendInput(positions=packed.positions, select_index=packed.last_rows),
             extend_lens=packed.lengths_cpu,
         )
         return self._argmax(forward_batch)
@@ -194,9 +188,7 @@ class LmDrafter(Drafter):
         if members.size == 0:
             return
         rows = _pick(batch.req_pool_indices, members)
-        packed = pack_rows(
-            self.req_to_token, rows, _to(rows, starts[members]), lengths[members]
-        )
+        packed = pack_rows(self.req_to_token, rows, _to(rows, starts[members]), lengths[members])
         if packed.owners.numel() == batch.input_ids.numel():
             input_ids = batch.input_ids  # nothing was missing: the rows the target ran
         else:

@@ -86,9 +86,7 @@ class Verifier:
         padded = sampled.new_zeros(this_round.size, self.width - 1)
         if drafts is not None:
             padded[:, : drafts.shape[1]] = drafts
-        return ragged_accept(
-            sampled, padded, this_round.depths, window.owners, offsets, self.width
-        )
+        return ragged_accept(sampled, padded, this_round.depths, window.owners, offsets, self.width)
 
 
 def _window_tokens(

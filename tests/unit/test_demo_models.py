@@ -181,7 +181,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path):
 
 
 def test_unpermute_undoes_the_gguf_permutation():
-    """Written out row by row: row i of a head's first half stands at 2i, of its second at 2i + 1."""
+    """Written out row by row: row i of a head's first half stands at 2i, of its second at 2i+1."""
     heads, head_dim, hidden = 3, 8, 5
     plain = np.random.default_rng(0).standard_normal((heads * head_dim, hidden))
     permuted = np.empty_like(plain)
@@ -193,7 +193,7 @@ def test_unpermute_undoes_the_gguf_permutation():
 
 
 def test_rotating_halves_after_unpermute_scores_like_rotating_neighbours_before():
-    """What the permutation is for: attention scores q·k at two positions stay what they were."""
+    """What the permutation is for: attention scores at two positions stay as they were."""
     heads, head_dim, hidden = 2, 8, 5
     random = np.random.default_rng(1)
     q, k = random.standard_normal((2, heads * head_dim, hidden))  # as in a GGUF
@@ -242,10 +242,13 @@ def agreement(target, drafter, greedy: bool, rows=8, prompt=16, tokens=64) -> tu
     generator = torch.Generator().manual_seed(1)
     vocab = target.config.vocab_size
     ids = torch.randint(0, vocab, (rows, prompt), generator=generator)  # [rows, length]
+    step, kv = ids, None
     for _ in range(tokens):
-        logits = target(ids).logits[:, -1]
+        out = target(step, past_key_values=kv, use_cache=True, logits_to_keep=1)
+        logits, kv = out.logits[:, -1], out.past_key_values
         sampled = torch.multinomial(logits.softmax(-1), 1, generator=generator)
-        ids = torch.cat([ids, logits.argmax(-1, keepdim=True) if greedy else sampled], 1)
+        step = logits.argmax(-1, keepdim=True) if greedy else sampled
+        ids = torch.cat([ids, step], 1)
     p = target(ids).logits[:, prompt - 1 : -1].softmax(-1)  # [rows, tokens, vocab]
     draft = drafter(ids).logits[:, prompt - 1 : -1].argmax(-1, keepdim=True)
     hit = (p.argmax(-1, keepdim=True) == draft).float() if greedy else p.gather(-1, draft)
