@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pkgutil
 import socket
@@ -172,7 +173,5 @@ def _other_model_modules() -> list[str]:
 
 
 def _signal(send: Callable[[], None]) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         send()
-    except psutil.NoSuchProcess:
-        pass

@@ -18,8 +18,8 @@ class DepthPolicy(Protocol):
 
     def reset(self, rows: IntArray) -> None: ...
 
-    def choose(self, rows: IntArray, limits: IntArray) -> IntArray:
-        """Depths [n], each from 0 to its limit."""
+    def choose(self, rows: IntArray, lengths: IntArray, limits: IntArray) -> IntArray:
+        """Depths [n], each from 0 to its limit, for requests of ``lengths`` [n] tokens."""
         ...
 
     def observe(self, rows: IntArray, depths: IntArray, accepted: IntArray) -> None:
@@ -36,7 +36,7 @@ class FixedDepth:
     def reset(self, rows: IntArray) -> None:
         pass
 
-    def choose(self, rows: IntArray, limits: IntArray) -> IntArray:
+    def choose(self, rows: IntArray, lengths: IntArray, limits: IntArray) -> IntArray:
         return np.minimum(limits, self.depth)
 
     def observe(self, rows: IntArray, depths: IntArray, accepted: IntArray) -> None:
@@ -44,17 +44,26 @@ class FixedDepth:
 
 
 class RandomDepth:
-    """Independent uniform depths from 0 to the cap, for tests."""
+    """Depths from 0 to the cap, uniform over lengths and fixed by (seed, length), for tests.
+
+    A request that is run again draws the same depths at the same lengths, whatever else is in
+    the batch, so that its accept length can be compared exactly.
+    """
 
     def __init__(self, cap: int, seed: int) -> None:
         self.cap = cap
-        self._random = np.random.default_rng(seed)
+        self.seed = seed
 
     def reset(self, rows: IntArray) -> None:
         pass
 
-    def choose(self, rows: IntArray, limits: IntArray) -> IntArray:
-        return np.minimum(limits, self._random.integers(0, self.cap + 1, len(rows)))
+    def choose(self, rows: IntArray, lengths: IntArray, limits: IntArray) -> IntArray:
+        mixed = lengths.astype(np.uint64) + np.uint64(self.seed & 0xFFFFFFFF) * np.uint64(1 << 20)
+        # Finaliser of splitmix64 (Steele, Lea and Flood, 2014).
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        drawn = (mixed >> np.uint64(33)) % np.uint64(self.cap + 1)
+        return np.minimum(limits, drawn.astype(np.int64))
 
     def observe(self, rows: IntArray, depths: IntArray, accepted: IntArray) -> None:
         pass
@@ -97,7 +106,7 @@ class AcceptanceAverage:
         right = self._accepted[rows] + self.prior * self.prior_tests
         return np.clip(right / (self._tested[rows] + self.prior_tests), 0.01, 0.99)
 
-    def choose(self, rows: IntArray, limits: IntArray) -> IntArray:
+    def choose(self, rows: IntArray, lengths: IntArray, limits: IntArray) -> IntArray:
         depths = np.floor(np.log(self.floor) / np.log(self.rates(rows))).astype(np.int64)
         self._idle[rows] = np.where(depths == 0, self._idle[rows] + 1, 0)
         is_probe = self._idle[rows] >= self.probe_every

@@ -1,7 +1,7 @@
 """Adds FASER's resolved values and counters to ``/server_info``.
 
-SGLang: ``SchedulerInternalStateController._add_speculative(self, state)`` fills the dictionary that the
-scheduler sends for ``internal_states``. Ours adds the key ``faser``.
+SGLang: ``SchedulerInternalStateController._add_speculative(self, state)`` fills the dictionary
+that the scheduler sends for ``internal_states``. Ours adds the key ``faser``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,218 @@
+"""Greedy identity over HTTP: FASER's token ids against those of a server without speculation.
+
+    python bench/parity.py                 the whole matrix, float32, about ten minutes on two cores
+    python bench/parity.py --small         tiny models and fewer prompts, as the tests run it
+
+Every variant answers the same prompts: lengths from a few tokens to several prefill chunks,
+eight at a time; requests that run into the context's end; every prompt once more (radix hits);
+and prompts continued with their own output, whose cached part holds slots that no draft has
+written: ids and accept length must equal those of an empty cache. The last line is
+``parity: N/N equal``; the exit status is 1 unless all are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import report  # noqa: E402
+from launch import demo_models, prompts  # noqa: E402
+from launch.servers import Server  # noqa: E402
+
+CONTEXT = 512
+CHUNK = 64
+CONCURRENCY = 8
+
+VARIANTS: dict[str, list[str]] = {
+    "overlap": ["--faser-depth", "random"],
+    "no-overlap": ["--faser-depth", "random", "--disable-overlap-schedule"],
+    "page-16": ["--faser-depth", "random", "--page-size", "16"],
+    "auto": ["--faser-depth", "auto"],
+    "off": ["--faser-mode", "off"],
+    "short-draft-context": ["--faser-depth", "random"],
+}
+
+
+@dataclass
+class Workload:
+    """Prompts as token ids; ``ends`` run into the context's end."""
+
+    plain: list[list[int]]
+    ends: list[list[int]]
+    new_tokens: int
+
+
+@dataclass
+class Tally:
+    equal: int = 0
+    total: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    def compare(self, what: str, got: Any, expected: Any) -> None:
+        self.total += 1
+        if got == expected:
+            self.equal += 1
+        else:
+            self.differences.append(what)
+            print(f"  differs: {what}\n    expected {expected}\n    got      {got}", flush=True)
+
+
+def make_workload(model: Path, small: bool) -> Workload:
+    """Prompts cut to lengths from 5 tokens to several chunks."""
+    from transformers import AutoTokenizer
+
+    count, new_tokens = (8, 48) if small else (32, 96)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = prompts.load("mtbench", count) + prompts.load("gsm8k", count)
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    stream = [token for prompt in ids for token in prompt]
+    plain = []
+    for i in range(count):
+        length = 5 + (i * 37) % 300
+        plain.append(stream[i * 7 : i * 7 + length])
+    lengths = [CONTEXT - 30, CONTEXT - 9, CONTEXT - 3] if small else range(CONTEXT - 70, CONTEXT, 9)
+    ends = [stream[n : n + length] for n, length in enumerate(lengths)]
+    return Workload(plain, ends, new_tokens)
+
+
+def answer_all(server: Server, requests: list[list[int]], new_tokens: int) -> list[dict[str, Any]]:
+    """Greedy answers of at most ``new_tokens``, as far as the context goes, in prompt order."""
+
+    def answer(ids: list[int]) -> dict[str, Any]:
+        room = min(new_tokens, CONTEXT - len(ids))
+        return server.generate(ids, max_new_tokens=room, temperature=0, ignore_eos=True)
+
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        return list(pool.map(answer, requests))
+
+
+def accept_length(answer: dict[str, Any]) -> float:
+    """Emitted tokens a decode round; the prefill's token is not counted."""
+    meta = answer["meta_info"]
+    return (meta["completion_tokens"] - 1) / meta["spec_verify_ct"]
+
+
+def flush(server: Server) -> None:
+    answer = server.post("/flush_cache", {})
+    answer.raise_for_status()
+
+
+def reference(server: Server, work: Workload) -> dict[str, list[list[int]]]:
+    """What the target says without speculation."""
+    answers = {
+        "plain": answer_all(server, work.plain, work.new_tokens),
+        "ends": answer_all(server, work.ends, CONTEXT),
+    }
+    ids = {key: [a["output_ids"] for a in batch] for key, batch in answers.items()}
+    continued = answer_all(server, continuations(work, ids["plain"]), work.new_tokens)
+    return ids | {"continued": [a["output_ids"] for a in continued]}
+
+
+def continuations(work: Workload, outputs: list[list[int]]) -> list[list[int]]:
+    """Each of the first prompts with most of its own output behind it."""
+    pairs = list(zip(work.plain, outputs, strict=True))[: max(4, len(work.plain) // 4)]
+    return [prompt + output[:-3] for prompt, output in pairs]
+
+
+def check(
+    server: Server, work: Workload, expected: dict[str, list[list[int]]], tally: Tally
+) -> None:
+    """All comparisons of one variant."""
+    name = server.name
+    fresh = answer_all(server, work.plain, work.new_tokens)
+    again = answer_all(server, work.plain, work.new_tokens)
+    ends = answer_all(server, work.ends, CONTEXT)
+    for i, ids in enumerate(expected["plain"]):
+        tally.compare(f"{name}: prompt {i}", fresh[i]["output_ids"], ids)
+        tally.compare(f"{name}: prompt {i} repeated", again[i]["output_ids"], ids)
+    for i, ids in enumerate(expected["ends"]):
+        tally.compare(f"{name}: prompt {i} to the context's end", ends[i]["output_ids"], ids)
+    follow = continuations(work, expected["plain"])
+    reused = [answer_all(server, [prompt], work.new_tokens)[0] for prompt in follow]
+    for i, prompt in enumerate(follow):
+        flush(server)
+        empty = answer_all(server, [prompt], work.new_tokens)[0]
+        ids = expected["continued"][i]
+        tally.compare(f"{name}: continuation {i}, cached", reused[i]["output_ids"], ids)
+        tally.compare(f"{name}: continuation {i}, empty cache", empty["output_ids"], ids)
+        if name != "auto":  # its depths depend on what ran before
+            tally.compare(
+                f"{name}: continuation {i}, accept length with the cache",
+                accept_length(reused[i]),
+                accept_length(empty),
+            )
+        cached = reused[i]["meta_info"]["cached_tokens"]
+        tally.compare(f"{name}: continuation {i} hits the cache", cached > len(prompt) // 2, True)
+
+
+def shorten_context(draft: Path, length: int, folder: Path) -> Path:
+    """A copy of a draft whose config admits ``length`` positions only."""
+    short = folder / f"short-context-{draft.name}"
+    shutil.copytree(draft, short, dirs_exist_ok=True)
+    config = json.loads((short / "config.json").read_text())
+    config["max_position_embeddings"] = length
+    (short / "config.json").write_text(json.dumps(config))
+    return short
+
+
+def run(variants: list[str], *, small: bool, folder: Path) -> Tally:
+    """Start one server after the other and compare."""
+    target, drafter = ("tiny", "tiny-drafter") if small else ("target", "lm-drafter")
+    model, draft = demo_models.build(target), demo_models.build(drafter)
+    common = [
+        "--dtype", "float32", "--context-length", str(CONTEXT),
+        "--chunked-prefill-size", str(CHUNK), "--random-seed", "7",
+    ]  # fmt: skip
+    work = make_workload(model, small)
+    tally = Tally()
+    with Server(model, args=common, name="no speculation") as server:
+        expected = reference(server, work)
+    for name in variants:
+        before = tally.total, tally.equal
+        used = shorten_context(draft, 128, folder) if name == "short-draft-context" else draft
+        with Server(model, draft=used, args=[*common, *VARIANTS[name]], name=name) as server:
+            check(server, work, expected, tally)
+            counters = server.faser()["counters"]
+        print(
+            f"{name}: {tally.equal - before[1]}/{tally.total - before[0]} equal, accept length "
+            f"{counters['accept_length']}, depths {counters['depth_histogram']}",
+            flush=True,
+        )
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="tiny models, fewer prompts")
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--save", action="store_true", help="write bench/results/parity.json")
+    options = parser.parse_args()
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        tally = run(options.variants, small=options.small, folder=Path(folder))
+    if options.save:
+        report.save(
+            "parity",
+            {
+                "models": "tiny" if options.small else "SmolLM2-135M-Instruct",
+                "variants": options.variants,
+                "equal": tally.equal,
+                "total": tally.total,
+                "differences": tally.differences,
+            },
+        )
+    print(f"parity: {tally.equal}/{tally.total} equal")
+    return 0 if tally.equal == tally.total else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
