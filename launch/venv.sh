@@ -12,7 +12,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly CACHE="${FASER_VENV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/faser-sglang/venvs}"
+CACHE="${FASER_VENV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/faser-sglang/venvs}"
+mkdir -p "$CACHE"
+CACHE=$(cd "$CACHE" && pwd)
+readonly CACHE
 readonly NEEDED_GB=11
 readonly HEARTBEAT_S=20
 readonly BASES=(python3.11 python3.12 python3.13 python3)
@@ -71,7 +74,7 @@ watch() { # runs a command with its output in a log, and says now and then how f
   while kill -0 "$child" 2>/dev/null; do
     if [ "$SECONDS" -ge "$next" ]; then
       next=$((SECONDS + HEARTBEAT_S))
-      say "installing, $((SECONDS - began)) s ($(last_step "$log"))"
+      say "installing, $((SECONDS - began)) s ($(last_step "$log" "$env"))"
     fi
     sleep 1
   done
@@ -79,11 +82,11 @@ watch() { # runs a command with its output in a log, and says now and then how f
   child=
 }
 
-last_step() { # what pip said last, without warnings and addresses
+last_step() { # LOG ENV: what pip said last, without warnings and addresses, and the size so far
   local step
-  step=$({ grep -E '^ *(Collecting|Downloading|Using cached|Building|Installing) ' "$1" || true; } |
-    tail -n 1 | sed -E 's/^ *//; s#https?://[^ ]*/##; s/ from .*//' | cut -c 1-60)
-  echo "pip: ${step:-starting}"
+  step=$(grep -E '^ *(Collecting|Downloading|Processing|Building|Installing) ' "$1" | tail -n 1 |
+    sed -E 's/^ *//; s/ ?(\(from|:|, ).*//; s| [^ ]*/([^ /]*)$| \1|' | cut -c 1-60) || true
+  echo "${step:-Starting pip}; $(du -sm "$2" 2>/dev/null | cut -f 1) MB on disk"
 }
 
 fail() { # LOG REASON: the end of the log, then the reason
@@ -114,16 +117,16 @@ link() {
 
 site_packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
-# Commands of the cached packages, run by .venv's interpreter: those written in Python name theirs
-# in the first lines, the others (ninja, ruff) are linked.
+# Commands of the cached packages: scripts in Python run under .venv's interpreter, which knows the
+# clone; programs (ninja, ruff) are linked.
 link_scripts() {
   local env=$1 file name
   for file in "$env"/bin/*; do
     name=${file##*/}
-    case $name in python* | pip* | activate* | Activate*) continue ;; esac
-    [ -e ".venv/bin/$name" ] && continue
-    if head -c 2 "$file" | grep -q '^#!' && head -n 3 "$file" | grep -qF "$env/bin/python"; then
-      sed "1,3s#$env/bin/python[0-9.]*#$PWD/.venv/bin/python#" "$file" >".venv/bin/$name"
+    if [ -e ".venv/bin/$name" ] || [[ $name == python* ]]; then
+      continue
+    elif head -n 3 "$file" | grep -aqF "$env/bin/python"; then
+      printf '#!/bin/sh\nexec %q %q "$@"\n' "$PWD/.venv/bin/python" "$file" >".venv/bin/$name"
       chmod +x ".venv/bin/$name"
     else
       ln -s "$file" ".venv/bin/$name"
@@ -142,7 +145,6 @@ if is_complete "$env" && [ "$(cat .venv/linked-by-faser 2>/dev/null)" = "$PWD $e
   .venv/bin/python -c 'import faser_sglang' 2>/dev/null; then
   exit 0
 fi
-mkdir -p "$CACHE"
 exec 9>"$env.lock"
 if ! flock --nonblock 9; then
   say "waiting for another process that builds $env"

@@ -155,7 +155,8 @@ def _make_group(
     requests, first, q, kv = torch.tensor(members).unbind(1)
     q_len, kv_len = int(q.max()), int(kv.max())
     q_rows = out_rows = out_from = None
-    if len(members) * q_len != total_rows:
+    is_whole_batch = len(members) * q_len == int(q.sum()) == total_rows
+    if not is_whole_batch:
         offsets = torch.arange(q_len)
         q_rows = (first[:, None] + torch.minimum(offsets, (q - 1)[:, None])).reshape(-1)
         out_from = (offsets < q[:, None]).reshape(-1).nonzero().squeeze(1)

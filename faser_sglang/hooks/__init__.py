@@ -69,6 +69,7 @@ def install(process: str) -> None:
 def _runtime_hooks() -> list[Hook]:
     from faser_sglang.hooks import (
         draft_context,
+        last_loc,
         req_to_token_rows,
         req_to_token_writer,
         request_checks,
@@ -77,6 +78,7 @@ def _runtime_hooks() -> list[Hook]:
 
     return [
         draft_context.HOOK,
+        last_loc.HOOK,
         req_to_token_rows.HOOK,
         req_to_token_writer.HOOK,
         request_checks.HOOK,

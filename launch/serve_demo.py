@@ -1,0 +1,211 @@
+"""`make demo`: chat with a FASER server on the CPU, and the same chat without speculation.
+
+Builds the demo models (cached), serves them one server after the other, streams FASER's answers to
+the terminal, and ends with a table. Leaves no process behind, also when interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from launch import demo_models
+from launch.cache import DemoDataError
+from launch.servers import Server, ServerError, start_all
+
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "List the numbers from one to twenty in words.",
+    "Write a Python function that returns the factorial of n.",
+)
+MAX_TOKENS = 128
+# A small KV pool: three short answers need no more. The CPU even where there is a GPU, which
+# the comparison below is not about.
+SERVER_ARGS = ("--dtype", "bfloat16", "--max-total-tokens", "16384", "--log-level", "warning")
+SERVER_ENV = {"CUDA_VISIBLE_DEVICES": ""}
+
+CLOSING = """\
+The drafter here is the target without 3 of its 30 layers. It is a test vehicle: it exercises every
+step of speculation on a model of its own, but a step of it costs about as much as a step of the
+target, so FASER is expected to be slower than no speculation in this demo. EAGLE3 heads and n-gram
+lookup, whose steps are cheap, are not served yet.
+A deeper batch rounds bf16 differently, so bf16 texts may part at a near tie. That FASER's greedy
+text is the target's own is checked in float32: make parity"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One streamed answer; ``seconds`` run from its first piece of text to its last.
+
+    ``rounds`` is the number of decode rounds, None from a server without speculation.
+    """
+
+    text: str
+    tokens: int
+    seconds: float
+    rounds: int | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one server answered to all questions."""
+
+    name: str
+    answers: tuple[Answer, ...]
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that decode rounds emitted: all but the one of each prefill."""
+        return sum(answer.tokens - 1 for answer in self.answers)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.decoded / sum(answer.seconds for answer in self.answers)
+
+    @property
+    def accept_length(self) -> float | None:
+        """Emitted tokens a decode round; None without speculation."""
+        if any(answer.rounds is None for answer in self.answers):
+            return None
+        return self.decoded / sum(answer.rounds for answer in self.answers)
+
+
+def chat(server: Server, question: str, max_tokens: int, *, is_shown: bool) -> Answer:
+    """Stream one greedy chat completion; ``is_shown`` prints the text as it arrives.
+
+    Raises ServerError for an answer that is no stream, reports an error or is empty.
+    """
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_spec_tokens_details": True,
+    }
+    pieces, times = [], []
+    usage, details = None, None
+    with requests.post(
+        f"{server.base_url}/v1/chat/completions", json=body, stream=True, timeout=300
+    ) as response:
+        if response.status_code != 200:
+            raise ServerError(f"{server.name} answered {response.status_code}: {response.text}")
+        for event in _events(response):
+            if "error" in event:
+                raise ServerError(f"{server.name} ended the stream: {event['error']}")
+            usage = event.get("usage") or usage
+            details = (event.get("sglext") or {}).get("spec_tokens_details") or details
+            for choice in event.get("choices", []):
+                if piece := choice["delta"].get("content"):
+                    pieces.append(piece)
+                    times.append(time.monotonic())
+                    if is_shown:
+                        print(piece, end="", flush=True)
+    if is_shown:
+        print(flush=True)
+    if not pieces or usage is None:
+        raise ServerError(f"{server.name} streamed no text; the end of its log:\n{server.log_tail()}")
+    rounds = details["spec_verify_ct"] if details else None
+    return Answer("".join(pieces), usage["completion_tokens"], times[-1] - times[0], rounds)
+
+
+def _events(response: requests.Response) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a server-sent event stream, up to its ``[DONE]``."""
+    for line in response.iter_lines():
+        if line.startswith(b"data: ") and line != b"data: [DONE]":
+            yield json.loads(line[len(b"data: ") :])
+
+
+def run_server(server: Server, *, is_shown: bool) -> Run:
+    """Start the server, warm it up, ask all questions, stop it."""
+    say(f"starting {server.name}")
+    began = time.monotonic()
+    try:
+        start_all([server], progress=say)
+        say(f"{server.name} answers after {time.monotonic() - began:.0f} s")
+        chat(server, "Hello", 16, is_shown=False)  # what the first request builds is not timed
+        answers = []
+        for number, question in enumerate(QUESTIONS, start=1):
+            if is_shown:
+                print(f"\n> {question}", flush=True)
+            answers.append(chat(server, question, MAX_TOKENS, is_shown=is_shown))
+            if not is_shown:
+                say(f"{server.name}: {number} of {len(QUESTIONS)} answers")
+        if is_shown:
+            print(flush=True)
+            counters = server.faser()["counters"]
+            say(
+                f"{server.name}'s own counters, warm-up included: accept length "
+                f"{counters['accept_length']:.2f} over {counters['rounds']} rounds, acceptance "
+                f"rate {counters['acceptance_rate']:.2f}"
+            )
+        return Run(server.name, tuple(answers))
+    finally:
+        server.stop()
+        say(f"{server.name} stopped")
+
+
+def report(base: Run, faser: Run) -> str:
+    """The table, then what to make of it."""
+    lines = [f"{'server':<22}{'tokens/s':>10}{'accept length':>16}{'tokens':>9}"]
+    for run in (base, faser):
+        length = "-" if run.accept_length is None else f"{run.accept_length:.2f}"
+        lines.append(f"{run.name:<22}{run.tokens_per_second:>10.1f}{length:>16}{run.decoded:>9}")
+    pairs = zip(base.answers, faser.answers, strict=True)
+    equal = sum(one.text == other.text for one, other in pairs)
+    lines += ["", f"Equal texts (greedy, bf16): {equal} of {len(base.answers)}.", CLOSING]
+    return "\n".join(lines)
+
+
+def say(line: str) -> None:
+    print(f"demo: {line}", flush=True)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through every `finally`
+    logs = Path(tempfile.mkdtemp(prefix="faser-demo-"))
+    try:
+        say("models (built once, then cached)")
+        target = demo_models.build("target", progress=say)
+        drafter = demo_models.build("lm-drafter", progress=say)
+        faser = Server(
+            target,
+            draft=drafter,
+            args=(*SERVER_ARGS, "--faser-depth", "auto"),
+            env=SERVER_ENV,
+            name="FASER",
+            log=logs / "faser.log",
+        )
+        base = Server(
+            target,
+            args=SERVER_ARGS,
+            env=SERVER_ENV,
+            name="no speculation",
+            log=logs / "base.log",
+        )
+        faser_run = run_server(faser, is_shown=True)
+        base_run = run_server(base, is_shown=False)
+        print(f"\n{report(base_run, faser_run)}", flush=True)
+    except (DemoDataError, ServerError, requests.RequestException) as error:
+        print(f"demo: failed: {error}\ndemo: server logs are in {logs}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return 130
+    shutil.rmtree(logs, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

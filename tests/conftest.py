@@ -1,0 +1,62 @@
+"""Servers shared by the tests that need one: few starts, many tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# Several servers and the tests share the cores: one thread each, and none that spins.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from launch import demo_models  # noqa: E402
+from launch.servers import Server, start_all  # noqa: E402
+
+CONTEXT = 1024
+COMMON = ["--dtype", "float32", "--random-seed", "7", "--max-total-tokens", "20000"]
+
+
+@pytest.fixture(scope="session")
+def tiny_models() -> tuple[str, str]:
+    """A tiny random target with the demo's vocabulary, and a draft that agrees with it often."""
+    return str(demo_models.build("tiny")), str(demo_models.build("tiny-drafter"))
+
+
+@pytest.fixture(scope="session")
+def demo_pair() -> tuple[str, str]:
+    """SmolLM2-135M-Instruct and 27 of its layers."""
+    return str(demo_models.build("target")), str(demo_models.build("lm-drafter"))
+
+
+@pytest.fixture(scope="session")
+def tiny_servers(tiny_models: tuple[str, str]) -> Iterator[tuple[Server, Server]]:
+    """The tiny target without speculation and with FASER at random depths, float32."""
+    target, draft = tiny_models
+    args = [*COMMON, "--chunked-prefill-size", "64"]
+    servers = [
+        Server(target, args=args, name="tiny-base"),
+        Server(
+            target,
+            draft=draft,
+            args=[*args, "--faser-depth", "random"],
+            # SGLang's own check of the KV account, while busy and when idle.
+            env={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
+            name="tiny-faser",
+        ),
+    ]
+    start_all(servers)
+    try:
+        yield servers[0], servers[1]
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def demo_server(demo_pair: tuple[str, str]) -> Iterator[Server]:
+    """The demo target under FASER with its defaults: what SGLang's own kits are run against."""
+    target, draft = demo_pair
+    with Server(target, draft=draft, name="demo-faser") as server:
+        yield server

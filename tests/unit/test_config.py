@@ -1,0 +1,202 @@
+"""The ``--faser-*`` values: checked at construction, carried to child processes, replaced whole."""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from faser_sglang import config
+from faser_sglang.config import FaserConfig, FaserConfigError, configure
+
+ROOT = Path(__file__).parents[2]
+FLAGS = [f"--faser-{field.name}" for field in dataclasses.fields(FaserConfig)]
+
+
+@pytest.fixture(autouse=True)
+def carrier(monkeypatch):
+    """Restored afterwards; nothing is set at first."""
+    monkeypatch.setenv(config.CARRIER, "")
+
+
+def cli(*argv):
+    """Parse ``argv`` as SGLang does: add the flags, parse, keep what was given."""
+    parser = argparse.ArgumentParser()
+    config.add_cli_args(parser)
+    config.take_cli_args(parser.parse_args(argv))
+    return config.load()
+
+
+@pytest.mark.parametrize(
+    ("values", "flag", "allowed"),
+    [
+        ({"mode": "fast"}, "--faser-mode", config.MODES),
+        ({"mode": None}, "--faser-mode", config.MODES),
+        ({"drafter": "eagle9"}, "--faser-drafter", config.DRAFTERS),
+        ({"depth": "deep"}, "--faser-depth", ("auto", "random", "a number")),
+        ({"depth": -1}, "--faser-depth", ("auto", "random", "a number")),
+        ({"depth": 2.5}, "--faser-depth", ("auto", "random", "a number")),
+        ({"depth": None}, "--faser-depth", ("auto", "random", "a number")),
+    ],
+)
+def test_a_value_that_cannot_be_served_is_named_with_the_allowed_ones(values, flag, allowed):
+    for construct in (FaserConfig, configure):
+        with pytest.raises(FaserConfigError) as error:
+            construct(**values)
+        message = str(error.value)
+        assert flag in message and str(*values.values()) in message
+        assert all(value in message for value in allowed)
+        assert message.endswith(".") and ". " not in message and "\n" not in message
+
+
+@given(st.one_of(st.text(max_size=4), st.integers(-3, 400).map(str)))
+@example("٣")  # a digit, but not one of ours
+@example("²")
+@example("1_0")
+@example(" 3")
+@example("")
+@settings(deadline=None, derandomize=True)
+def test_depth_is_auto_random_or_plain_digits(text):
+    digits = bool(text) and set(text) <= set("0123456789")
+    try:
+        accepted = FaserConfig(depth=text)
+    except FaserConfigError:
+        assert not digits and text not in ("auto", "random")
+    else:
+        assert accepted.fixed_depth == (int(text) if digits else None)
+        assert digits or text in ("auto", "random")
+
+
+def test_a_number_and_its_text_are_the_same_depth():
+    assert FaserConfig(depth=3) == FaserConfig(depth="3")
+    assert FaserConfig(depth=0).fixed_depth == 0
+
+
+@pytest.mark.parametrize("depth", ["auto", "random", 0, 1, 8])
+def test_only_a_fixed_depth_can_exceed_the_cap(depth):
+    for cap in (0, 1, 7, 8):
+        settled = FaserConfig(depth=depth)
+        if isinstance(depth, int) and depth > cap:
+            with pytest.raises(
+                FaserConfigError, match=f"{depth} exceeds --speculative-num-steps {cap}"
+            ):
+                settled.check_cap(cap)
+        else:
+            settled.check_cap(cap)
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FaserConfig().mode = "off"
+
+
+def test_without_a_carrier_the_defaults_hold(monkeypatch):
+    assert config.load() == FaserConfig()
+    monkeypatch.delenv(config.CARRIER)
+    assert config.load() == FaserConfig()
+
+
+def test_configure_keeps_what_it_was_given_and_forgets_what_it_was_given_before():
+    assert configure(depth=3, mode="serial") == config.load()
+    assert config.load() == FaserConfig(depth="3", mode="serial")
+    configure(drafter="lm")
+    assert config.load() == FaserConfig(drafter="lm")
+    assert configure() == config.load() == FaserConfig()
+
+
+def test_configure_refuses_an_unknown_name_with_the_known_ones():
+    with pytest.raises(FaserConfigError) as error:
+        configure(depht=3, modes="off", mode="off")
+    message = str(error.value)
+    assert "depht, modes" in message
+    assert all(field.name in message for field in dataclasses.fields(FaserConfig))
+
+
+def test_a_refused_value_leaves_the_earlier_ones_in_place():
+    configure(depth=2)
+    for wrong in ({"depth": "deep"}, {"depht": 1}):
+        with pytest.raises(FaserConfigError):
+            configure(**wrong)
+        assert config.load() == FaserConfig(depth="2")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"mode": "off"}, {"depth": 0}, {"depth": "random", "mode": "serial", "drafter": "lm"}],
+)
+def test_a_child_process_reads_what_its_parent_set(values):
+    configure(**values)
+    code = (
+        "import dataclasses, json; from faser_sglang import config; "
+        "print(json.dumps(dataclasses.asdict(config.load())))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert FaserConfig(**json.loads(child.stdout)) == FaserConfig(**values)
+
+
+def test_the_command_line_gives_the_values():
+    assert cli() == FaserConfig()
+    assert cli("--faser-depth", "4") == FaserConfig(depth="4")
+    assert cli("--faser-mode", "off", "--faser-drafter", "lm", "--faser-depth", "0") == FaserConfig(
+        mode="off", drafter="lm", depth="0"
+    )
+
+
+def test_a_second_parse_replaces_the_values_of_the_first():
+    cli("--faser-mode", "off", "--faser-depth", "2")
+    assert cli("--faser-depth", "5") == FaserConfig(depth="5")
+    assert cli() == FaserConfig()
+
+
+def test_adding_the_flags_twice_is_harmless():
+    parser = argparse.ArgumentParser()
+    config.add_cli_args(parser)
+    once = parser.format_help()
+    config.add_cli_args(parser)
+    assert parser.format_help() == once
+    assert parser.parse_args(["--faser-depth", "3"]).faser_depth == "3"
+
+
+def test_help_tells_every_flag_its_default_and_its_values():
+    parser = argparse.ArgumentParser()
+    config.add_cli_args(parser)
+    words = " ".join(parser.format_help().split())
+    for flag, field in zip(FLAGS, dataclasses.fields(FaserConfig), strict=True):
+        assert flag in words and f"Default: {field.default}." in words
+        assert all(value in words for value in config.CHOICES.get(field.name, ()))
+
+
+@pytest.mark.parametrize(
+    ("flag", "allowed"), [("--faser-mode", config.MODES), ("--faser-drafter", config.DRAFTERS)]
+)
+def test_an_unknown_value_on_the_command_line_is_refused_with_the_allowed_ones(
+    flag, allowed, capsys
+):
+    with pytest.raises(SystemExit):
+        cli(flag, "warp")
+    said = capsys.readouterr().err
+    assert flag in said and "warp" in said and all(value in said for value in allowed)
+
+
+def test_an_unknown_depth_on_the_command_line_is_refused_with_the_allowed_ones():
+    with pytest.raises(FaserConfigError, match="--faser-depth is 'deep'; it takes auto, random"):
+        cli("--faser-depth", "deep")
+
+
+def test_flags_of_others_do_not_matter():
+    config.take_cli_args(argparse.Namespace(model_path="m", faser_mode="off"))
+    assert config.load() == FaserConfig(mode="off")
