@@ -130,8 +130,8 @@ def continuations(work: Workload, outputs: list[list[int]]) -> list[list[int]]:
 
 def check(
     server: Server, work: Workload, expected: dict[str, list[list[int]]], tally: Tally
-) -> None:
-    """All comparisons of one variant."""
+) -> dict[str, Any]:
+    """All comparisons of one variant; returns the server's counters up to the first flush."""
     name = server.name
     fresh = answer_all(server, work.plain, work.new_tokens)
     again = answer_all(server, work.plain, work.new_tokens)
@@ -143,6 +143,7 @@ def check(
         tally.compare(f"{name}: prompt {i} to the context's end", ends[i]["output_ids"], ids)
     follow = continuations(work, expected["plain"])
     reused = [answer_all(server, [prompt], work.new_tokens)[0] for prompt in follow]
+    counters = server.faser()["counters"]
     for i, prompt in enumerate(follow):
         flush(server)
         empty = answer_all(server, [prompt], work.new_tokens)[0]
@@ -157,6 +158,7 @@ def check(
             )
         cached = reused[i]["meta_info"]["cached_tokens"]
         tally.compare(f"{name}: continuation {i} hits the cache", cached > len(prompt) // 2, True)
+    return counters
 
 
 def shorten_context(draft: Path, length: int, folder: Path) -> Path:
@@ -185,8 +187,7 @@ def run(variants: list[str], *, small: bool, folder: Path) -> Tally:
         before = tally.total, tally.equal
         used = shorten_context(draft, 128, folder) if name == "short-draft-context" else draft
         with Server(model, draft=used, args=[*common, *VARIANTS[name]], name=name) as server:
-            check(server, work, expected, tally)
-            counters = server.faser()["counters"]
+            counters = check(server, work, expected, tally)
         print(
             f"{name}: {tally.equal - before[1]}/{tally.total - before[0]} equal, accept length "
             f"{counters['accept_length']}, depths {counters['depth_histogram']}",

@@ -25,7 +25,7 @@ from launch.servers import Server, ServerError, start_all
 
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
-    "List the numbers from one to twenty in words.",
+    "Give me three tips for a good night's sleep.",
     "Write a Python function that returns the factorial of n.",
 )
 MAX_TOKENS = 128
@@ -115,7 +115,9 @@ def chat(server: Server, question: str, max_tokens: int, *, is_shown: bool) -> A
     if is_shown:
         print(flush=True)
     if not pieces or usage is None:
-        raise ServerError(f"{server.name} streamed no text; the end of its log:\n{server.log_tail()}")
+        raise ServerError(
+            f"{server.name} streamed no text; the end of its log:\n{server.log_tail()}"
+        )
     rounds = details["spec_verify_ct"] if details else None
     return Answer("".join(pieces), usage["completion_tokens"], times[-1] - times[0], rounds)
 

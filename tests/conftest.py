@@ -11,10 +11,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from bench.parity import CONTEXT  # noqa: E402
 from launch import demo_models  # noqa: E402
 from launch.servers import Server, start_all  # noqa: E402
 
-CONTEXT = 1024
 COMMON = ["--dtype", "float32", "--random-seed", "7", "--max-total-tokens", "20000"]
 
 
@@ -34,13 +34,13 @@ def demo_pair() -> tuple[str, str]:
 def tiny_servers(tiny_models: tuple[str, str]) -> Iterator[tuple[Server, Server]]:
     """The tiny target without speculation and with FASER at random depths, float32."""
     target, draft = tiny_models
-    args = [*COMMON, "--chunked-prefill-size", "64"]
+    args = [*COMMON, "--chunked-prefill-size", "64", "--context-length", str(CONTEXT)]
     servers = [
         Server(target, args=args, name="tiny-base"),
         Server(
             target,
             draft=draft,
-            args=[*args, "--faser-depth", "random"],
+            args=[*args, "--faser-depth", "random", "--decode-log-interval", "1"],
             # SGLang's own check of the KV account, while busy and when idle.
             env={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
             name="tiny-faser",

@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_device, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from faser_sglang import config
-from faser_sglang.control.metrics import RoundCounters
+from faser_sglang.control.metrics import PhaseClock, RoundCounters
 from faser_sglang.control.policy import DepthPolicy, make_policy
 from faser_sglang.control.types import IntArray
 from faser_sglang.worker.lm_drafter import LmDrafter, LmDraftWorker
@@ -51,7 +51,9 @@ class FaserWorker(BaseSpecWorker):
         self._draft_worker = self.drafter.draft_worker
         self.verifier = Verifier(target_worker, self.cap + 1)
         self.counters = RoundCounters()
+        self.clock = PhaseClock()
         self._unread_rounds: deque[tuple[list[Any], IntArray]] = deque()
+        self._being_read: dict[str, Any] = {}  # requests of the round that is being read
         self.policy: DepthPolicy | None = None  # filled by alloc_memory_pool, like the next
         self._last_position: IntArray | None = None
 
@@ -114,14 +116,19 @@ class FaserWorker(BaseSpecWorker):
     def _decode(
         self, batch: ScheduleBatch, on_publish: Callable[[torch.Tensor], None] | None
     ) -> GenerationBatchResult:
+        self.clock.start()
         this_round = self._plan(batch)
+        self.clock.lap("plan")
         drafts = self.drafter.draft(this_round) if this_round.max_depth else None
+        self.clock.lap("draft")
         window = self.verifier.pack(this_round, self.req_to_token_pool.req_to_token)
         verdict, logits_output, forward_batch = self.verifier.run(this_round, window, drafts)
+        self.clock.lap("verify")
         new_seq_lens = this_round.lengths + verdict.accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
         self.drafter.commit(this_round, window, verdict)
+        self.clock.lap("commit")
         return GenerationBatchResult(
             logits_output=logits_output,
             next_token_ids=verdict.tokens.flatten(),
@@ -179,13 +186,28 @@ class FaserWorker(BaseSpecWorker):
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
+        """SGLang's hook: the accepted drafts of the oldest round whose result was not read."""
         reqs, depths = self._unread_rounds.popleft()
+        self._being_read = {req.rid: req for req in reqs}
         self.counters.passes += 1
         for req, depth, accepted in zip(
             reqs, depths.tolist(), num_correct_drafts_per_req, strict=True
         ):
-            if not (req.finished() or req.is_retracted):
+            if req.finished() or req.is_retracted:
+                self.counters.add_overshoot(accepted)
+            else:
                 self.counters.add(depth, accepted)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """SGLang's hook: a request of the round being read ended; what lies behind is cut."""
+        req = self._being_read.get(rid)
+        if req is not None and req.finished_len is not None:
+            self.counters.trimmed += len(req.output_ids) - req.finished_len
+
+    def clear_cache_pool(self) -> None:
+        """SGLang's hook on a flush, which starts its own metrics anew: so do ours."""
+        self.counters = RoundCounters()
+        self.clock = PhaseClock()
 
     def describe_faser(self) -> dict[str, object]:
         """Resolved values and counters, for ``/server_info``."""
@@ -197,4 +219,5 @@ class FaserWorker(BaseSpecWorker):
             "draft_context": self.drafter.context_len,
             "attention_backend": type(self.target_worker.model_runner.attn_backend).__name__,
             "counters": self.counters.snapshot(),
+            "host_ms_per_round": self.clock.snapshot(),
         }

@@ -36,9 +36,7 @@ START = 5
 
 def make_logits(seed: int) -> torch.Tensor:
     """[last token, next token] of the target: entropies about 2.3 nats."""
-    return 2.0 * torch.randn(
-        VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)
-    )
+    return 2.0 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
 
 
 class TableTarget:
@@ -96,9 +94,7 @@ def decode(target: TableTarget, setting: Setting, seed: int) -> np.ndarray:
     torch.manual_seed(seed)
     depths_of = np.random.default_rng(seed)
     verifier = verify.Verifier(target, CAP + 1)
-    batch = SimpleNamespace(
-        sampling_info=make_sampling_info(setting, DRAWS), return_logprob=False
-    )
+    batch = SimpleNamespace(sampling_info=make_sampling_info(setting, DRAWS), return_logprob=False)
     favourite = target.logits.argmax(-1)
     req_to_token = torch.zeros(1, 64, dtype=torch.int64)
     rows = torch.zeros(DRAWS, dtype=torch.int64)
@@ -163,9 +159,7 @@ def accept_the_likely(sampled, drafts, depths, owners, offsets, width):
     verdict = ragged_accept(sampled, drafts, depths, owners, offsets, width)
     has_draft = depths > 0
     verdict.tokens[has_draft, 0] = drafts[has_draft, 0]
-    return ragged_accept(
-        verdict.tokens[owners, offsets], drafts, depths, owners, offsets, width
-    )
+    return ragged_accept(verdict.tokens[owners, offsets], drafts, depths, owners, offsets, width)
 
 
 def redraw_the_rejected(sampled, drafts, depths, owners, offsets, width):

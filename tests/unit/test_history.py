@@ -65,9 +65,7 @@ class Batch:
         rows = np.array([request.row for request in requests], np.int64)
         lengths = np.array([request.length for request in requests], np.int64)
         bonus = torch.tensor([request.tokens[-1] for request in requests], dtype=torch.int32)
-        self.history.begin(
-            torch.from_numpy(rows), rows, torch.from_numpy(lengths), lengths, bonus
-        )
+        self.history.begin(torch.from_numpy(rows), rows, torch.from_numpy(lengths), lengths, bonus)
 
     def make_round(self):
         rows = np.array([request.row for request in self.running], np.int64)

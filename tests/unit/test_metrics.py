@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser_sglang.control.metrics import RoundCounters
+from faser_sglang.control import metrics
+from faser_sglang.control.metrics import PhaseClock, RoundCounters
 
 checked = settings(deadline=None, derandomize=True, max_examples=40)
 rounds = st.lists(
@@ -85,3 +86,41 @@ def test_a_snapshot_is_plain_json_and_keeps_nothing_alive(pairs):
     assert state["emitted"] == counters.emitted
     counters.add(9, 9)
     assert json.loads(json.dumps(state)) == state and state["rounds"] == len(pairs)
+
+
+def test_rounds_behind_a_requests_end_are_counted_apart():
+    counters = counted([(2, 1)])
+    before = counters.snapshot()
+    counters.add_overshoot(0)
+    counters.add_overshoot(3)
+    after = counters.snapshot()
+    assert (after.pop("overshoot_rounds"), after.pop("overshoot_tokens")) == (2, 5)
+    assert after == {name: before[name] for name in after}
+
+
+class Watch:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def pass_by(self, seconds):
+        self.now += seconds
+
+
+def test_a_phase_clock_gives_each_phases_mean_over_the_rounds(monkeypatch):
+    watch = Watch()
+    monkeypatch.setattr(metrics, "time", watch)
+    clock = PhaseClock()
+    assert clock.snapshot() == {}
+    for draft, verify in ((0.001, 0.004), (0.0, 0.002), (0.002, 0.003)):
+        watch.pass_by(7.0)  # between the rounds: nobody's
+        clock.start()
+        watch.pass_by(draft)
+        clock.lap("draft")
+        watch.pass_by(verify)
+        clock.lap("verify")
+    assert clock.snapshot() == pytest.approx({"draft": 1.0, "verify": 3.0})
+    assert list(clock.snapshot()) == ["draft", "verify"]
