@@ -1,6 +1,6 @@
 """`make demo`: chat with a FASER server on the CPU, and the same chat without speculation.
 
-Builds the demo models (cached), serves them one server after the other, streams FASER's answers to
+Builds the demo models (cached), starts both servers, asks them in turn, streams FASER's answers to
 the terminal, and ends with a table. Leaves no process behind, also when interrupted.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
 
 from launch import demo_models
@@ -33,6 +34,7 @@ MAX_TOKENS = 128
 # the comparison below is not about.
 SERVER_ARGS = ("--dtype", "bfloat16", "--max-total-tokens", "16384", "--log-level", "warning")
 SERVER_ENV = {"CUDA_VISIBLE_DEVICES": ""}
+BUSY_PERCENT = 15.0  # of the CPU, used by other programs while both servers are idle
 
 CLOSING = """\
 The drafter here is the target without 3 of its 30 layers. It is a test vehicle: it exercises every
@@ -129,33 +131,28 @@ def _events(response: requests.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line[len(b"data: ") :])
 
 
-def run_server(server: Server, *, is_shown: bool) -> Run:
-    """Start the server, warm it up, ask all questions, stop it."""
-    say(f"starting {server.name}")
-    began = time.monotonic()
-    try:
-        start_all([server], progress=say)
-        say(f"{server.name} answers after {time.monotonic() - began:.0f} s")
+def converse(faser: Server, base: Server) -> tuple[Run, Run]:
+    """Ask both servers all questions, in turn: what slows the machine then slows both."""
+    for server in (faser, base):
         chat(server, "Hello", 16, is_shown=False)  # what the first request builds is not timed
-        answers = []
-        for number, question in enumerate(QUESTIONS, start=1):
-            if is_shown:
-                print(f"\n> {question}", flush=True)
-            answers.append(chat(server, question, MAX_TOKENS, is_shown=is_shown))
-            if not is_shown:
-                say(f"{server.name}: {number} of {len(QUESTIONS)} answers")
-        if is_shown:
-            print(flush=True)
-            counters = server.faser()["counters"]
-            say(
-                f"{server.name}'s own counters, warm-up included: accept length "
-                f"{counters['accept_length']:.2f} over {counters['rounds']} rounds, acceptance "
-                f"rate {counters['acceptance_rate']:.2f}"
-            )
-        return Run(server.name, tuple(answers))
-    finally:
-        server.stop()
-        say(f"{server.name} stopped")
+    busy = psutil.cpu_percent(interval=2.0)
+    if busy > BUSY_PERCENT:
+        say(f"other programs use {busy:.0f} % of the CPU: the speeds below mean little")
+    answers: dict[str, list[Answer]] = {faser.name: [], base.name: []}
+    for question in QUESTIONS:
+        print(f"\n> {question}", flush=True)
+        answers[faser.name].append(chat(faser, question, MAX_TOKENS, is_shown=True))
+        say("the same question without speculation")
+        answers[base.name].append(chat(base, question, MAX_TOKENS, is_shown=False))
+    return Run(faser.name, tuple(answers[faser.name])), Run(base.name, tuple(answers[base.name]))
+
+
+def describe(counters: dict[str, Any]) -> str:
+    return (
+        f"FASER's own counters in /server_info, warm-up included: {counters['rounds']} rounds, "
+        f"accept length {counters['accept_length']:.2f}, acceptance rate "
+        f"{counters['acceptance_rate']:.2f}"
+    )
 
 
 def report(base: Run, faser: Run) -> str:
@@ -170,6 +167,13 @@ def report(base: Run, faser: Run) -> str:
     return "\n".join(lines)
 
 
+def _server(name: str, logs: Path, target: Path, drafter: Path | None, *args: str) -> Server:
+    log = logs / f"{name.replace(' ', '-')}.log"
+    return Server(
+        target, draft=drafter, args=(*SERVER_ARGS, *args), env=SERVER_ENV, name=name, log=log
+    )
+
+
 def say(line: str) -> None:
     print(f"demo: {line}", flush=True)
 
@@ -177,27 +181,21 @@ def say(line: str) -> None:
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through every `finally`
     logs = Path(tempfile.mkdtemp(prefix="faser-demo-"))
+    servers: list[Server] = []
     try:
         say("models (built once, then cached)")
         target = demo_models.build("target", progress=say)
         drafter = demo_models.build("lm-drafter", progress=say)
-        faser = Server(
-            target,
-            draft=drafter,
-            args=(*SERVER_ARGS, "--faser-depth", "auto"),
-            env=SERVER_ENV,
-            name="FASER",
-            log=logs / "faser.log",
-        )
-        base = Server(
-            target,
-            args=SERVER_ARGS,
-            env=SERVER_ENV,
-            name="no speculation",
-            log=logs / "base.log",
-        )
-        faser_run = run_server(faser, is_shown=True)
-        base_run = run_server(base, is_shown=False)
+        faser = _server("FASER", logs, target, drafter, "--faser-depth", "auto")
+        base = _server("no speculation", logs, target, None)
+        servers += [faser, base]
+        say("starting both servers")
+        began = time.monotonic()
+        start_all(servers, progress=say)
+        say(f"both answer after {time.monotonic() - began:.0f} s")
+        faser_run, base_run = converse(faser, base)
+        print(flush=True)
+        say(describe(faser.faser()["counters"]))
         print(f"\n{report(base_run, faser_run)}", flush=True)
     except (DemoDataError, ServerError, requests.RequestException) as error:
         print(f"demo: failed: {error}\ndemo: server logs are in {logs}", file=sys.stderr)
@@ -205,6 +203,11 @@ def main() -> int:
     except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if servers:
+            for server in servers:
+                server.stop()
+            say("servers stopped")
     shutil.rmtree(logs, ignore_errors=True)
     return 0
 

@@ -132,13 +132,15 @@ def test_server_info_shows_resolved_values_and_sums_that_agree(tiny_servers):
     assert sum(depth * count for depth, count in histogram.items()) == counters["drafted"]
 
 
-def bench_serving(server, *arguments):
+def bench_serving(server, folder, *arguments):
     """Run SGLang's benchmark against a server; what it printed."""
     command = [
         sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--host",
         "127.0.0.1", "--port", str(server.port), "--seed", "1", *arguments,
     ]  # fmt: skip
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=folder
+    )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     return run.stdout
 
@@ -149,8 +151,8 @@ def test_bench_serving_runs_and_its_accept_length_has_the_documented_relation(
     faser = tiny_servers[1]
     parity.flush(faser)
     printed = bench_serving(
-        faser, "--dataset-name", "random-ids", "--num-prompts", "12", "--random-input-len", "40",
-        "--random-output-len", "24", "--random-range-ratio", "0.5", "--tokenizer", tiny_models[0],
+        faser, tmp_path, "--dataset-name", "random-ids", "--num-prompts", "12",
+        "--random-input-len", "40", "--random-output-len", "24", "--random-range-ratio", "0.5", "--tokenizer", tiny_models[0],
         "--max-concurrency", "6",
     )  # fmt: skip
     shown = float(re.search(r"Accept length:\s+([\d.]+)", printed).group(1))
@@ -168,8 +170,8 @@ def test_bench_serving_runs_and_its_accept_length_has_the_documented_relation(
     ]
     dataset.write_text("\n".join(json.dumps(turn) for turn in turns))
     printed = bench_serving(
-        faser, "--dataset-name", "custom", "--dataset-path", str(dataset), "--num-prompts", "6",
-        "--sharegpt-output-len", "12", "--tokenizer", tiny_models[0],
+        faser, tmp_path, "--dataset-name", "custom", "--dataset-path", str(dataset),
+        "--num-prompts", "6", "--sharegpt-output-len", "12", "--tokenizer", tiny_models[0],
     )  # fmt: skip
     assert re.search(r"Successful requests:\s+6", printed)
 

@@ -170,7 +170,7 @@ class Model(torch.nn.Module):
             self.add_module(name, layer)
 
 
-@pytest.mark.parametrize("large", [65536.0, -65536.0, float("inf"), 3e38])
+@pytest.mark.parametrize("large", [65536.0, -65536.0, 66048.0, float("inf"), 3e38, -3e38])
 def test_weights_beyond_halfs_range_keep_their_method(large):
     original = UnquantizedLinearMethod()
     weight = torch.zeros(4, 3)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from faser_sglang.kernels.reference import Verdict
 from faser_sglang.worker.draft_kv import DraftKv
 from faser_sglang.worker.packing import Round, pack_rows
 
@@ -345,10 +347,82 @@ def test_the_first_hole_of_each_prefix_is_found(holes, prefixes):
         assert first == min(missing, default=prefix)
 
 
-def test_tokens_that_a_later_round_caught_up_with_are_shared_like_any_other():
+@pytest.fixture
+def drafter(monkeypatch):
+    """A language-model drafter whose passes run nothing and draft token 0."""
+    from faser_sglang.worker import lm_drafter
+
+    def forward(_drafter, passed):
+        rows = passed.input_ids if passed.spec_info is None else passed.spec_info.select_index
+        return SimpleNamespace(next_token_logits=torch.zeros(len(rows), 10))
+
+    def make_forward_batch(_batch, _runner, _mode, *, spec_info=None, **passed):
+        return SimpleNamespace(spec_info=spec_info, **passed)
+
+    monkeypatch.setattr(lm_drafter, "make_forward_batch", make_forward_batch)
+    monkeypatch.setattr(lm_drafter.LmDrafter, "_forward", forward)
+    model = SimpleNamespace(context_len=100, vocab_size=10)
+    worker = SimpleNamespace(draft_runner=SimpleNamespace(model_config=model))
+    drafter = lm_drafter.LmDrafter(worker, width=CAP + 1, vocab_size=10)
+    drafter.attach_pools(SimpleNamespace(req_to_token=packed_pool()), POOL_ROWS * 100)
+    return drafter
+
+
+def drafter_prefills(drafter, length):
+    batch = SimpleNamespace(
+        req_pool_indices=torch.tensor([0]),
+        req_pool_indices_cpu=torch.tensor([0]),
+        prefix_lens=[0],
+        extend_lens=[length],
+        input_ids=torch.zeros(length, dtype=torch.int64),
+    )
+    drafter.prefill(batch, torch.tensor([0]), is_off=False)
+    return length
+
+
+def drafter_plays(drafter, length, depth, accepted):
+    """One round of the request in row 0, as the worker runs it; the committed length after."""
+    rows, lengths, depths = np.array([0]), np.array([length]), np.array([depth])
+    drafter.settle(rows, lengths)
+    this_round = Round(
+        batch=None,
+        rows=torch.tensor([0]),
+        rows_cpu=rows,
+        lengths=torch.tensor([length]),
+        lengths_cpu=lengths,
+        bonus=torch.tensor([0]),
+        depths=torch.from_numpy(depths),
+        depths_cpu=depths,
+    )
+    if depth:
+        drafter.draft(this_round)
+    window = pack_rows(packed_pool(), this_round.rows, this_round.lengths, depths + 1)
+    accept_lens = torch.tensor([accepted + 1], dtype=torch.int32)
+    tokens = torch.zeros(1, CAP + 1, dtype=torch.int64)
+    drafter.commit(this_round, window, Verdict(tokens, accept_lens, torch.tensor([0])))
+    return length + accepted + 1
+
+
+@pytest.mark.parametrize(
+    ("before", "missing"),
+    [
+        ([(2, 2)], 12),  # all accepted: the last draft has no draft KV
+        ([(3, 1), (2, 2)], 14),
+        ([(2, 0), (0, 0), (0, 0)], 11),  # rounds without drafts
+    ],
+)
+def test_tokens_that_a_later_round_caught_up_with_are_shared_like_any_other(
+    before, missing, drafter
+):
     """Else the draft runs again over a cached conversation from its first whole acceptance on."""
-    kv = after_prefill(10)
-    length = play(kv, 0, 10, 2, 2)  # position 12 has no draft KV
-    length = play(kv, 0, length, 2, 0)  # drafting begins at 12
-    found = kv.first_missing(packed_pool(), torch.tensor([0]), np.array([length]))
-    assert found.tolist() == [length]
+    length = drafter_prefills(drafter, 10)
+    for depth, accepted in before:
+        length = drafter_plays(drafter, length, depth, accepted)
+
+    def first_missing():
+        row, prefix = torch.tensor([0]), np.array([length])
+        return drafter.kv.first_missing(drafter.req_to_token, row, prefix).tolist()
+
+    assert first_missing() == [missing]
+    length = drafter_plays(drafter, length, 2, 0)  # drafting begins at the hole
+    assert first_missing() == [length]

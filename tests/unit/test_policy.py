@@ -77,6 +77,15 @@ def test_reset_forgets_the_former_request(before, after):
     assert run(used, after) == run(AcceptanceAverage(POOL_ROWS), after)
 
 
+@pytest.mark.parametrize("rounds_before", [1, 5, 15])
+def test_reset_forgets_how_long_ago_the_last_probe_was(rounds_before):
+    """With a prior under the floor a new request starts at depth 0, so only probes draft."""
+    used, fresh = (AcceptanceAverage(POOL_ROWS, prior=0.2) for _ in range(2))
+    steps(used, rounds_before, accepts=False)
+    used.reset(np.array([0]))
+    assert steps(used, 50, accepts=False) == steps(fresh, 50, accepts=False)
+
+
 def test_reset_of_one_row_leaves_the_others_alone():
     policy = AcceptanceAverage(POOL_ROWS)
     for row in (0, 1):
