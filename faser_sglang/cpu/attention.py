@@ -74,10 +74,11 @@ class CpuAttentionBackend(AttentionBackend):
         sinks: torch.Tensor | None = None,
         **_kwargs: Any,
     ) -> torch.Tensor:
-        if layer.is_cross_attention or layer.logit_cap > 0 or sinks is not None:
+        is_plain = layer.attn_type == AttentionType.DECODER and not layer.is_cross_attention
+        if not is_plain or layer.logit_cap > 0 or sinks is not None:
             raise NotImplementedError(
-                "the faser_cpu attention backend computes no cross attention, soft cap or sink; "
-                "serve this model on a GPU, or with --attention-backend torch_native"
+                "the faser_cpu attention backend computes no encoder or cross attention, soft cap "
+                "or sink; serve this model on a GPU, or with --attention-backend torch_native"
             )
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(
@@ -131,13 +132,12 @@ def _attend(
         .permute(0, 2, 3, 1, 4)
         .reshape(size, kv_heads, share * rows, layer.qk_head_dim)
     )
-    causal = layer.attn_type != AttentionType.ENCODER_ONLY
     window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
     attended = scaled_dot_product_attention(
         folded,
         _cached(keys, group, folded.dtype),
         _cached(values, group, folded.dtype),
-        attn_mask=group.mask(share, window, causal, folded.dtype),
+        attn_mask=group.mask(share, window, folded.dtype),
         scale=layer.scaling,
     )
     return (

@@ -26,7 +26,8 @@ class HalfLinearMethod(UnquantizedLinearMethod):
 
     bf16 values between 2**-14 and 65,504 are exact in fp16; smaller ones are off by at most
     2**-25. Everything but ``apply`` is the original method's. The copy is renewed when the
-    weight was written or replaced (weight update).
+    weight was written or replaced; loaders that write through ``.data`` leave no trace, so
+    ``forget`` must follow them (``hooks/weight_updates.py``).
     """
 
     def __init__(self, original: Any, *, keeps_float32: bool) -> None:
@@ -35,6 +36,10 @@ class HalfLinearMethod(UnquantizedLinearMethod):
         self._keeps_float32 = keeps_float32  # logits stay as precise as they were computed
         self._packed: Any = None
         self._packed_of: tuple[int, int] | None = None
+
+    def forget(self) -> None:
+        """The weight may have changed: pack it anew before the next use."""
+        self._packed_of = None
 
     def embedding(self, layer: torch.nn.Module, input_: torch.Tensor) -> torch.Tensor:
         return self._original.embedding(layer, input_)
@@ -71,9 +76,17 @@ def use_half_linears(model: torch.nn.Module) -> int:
         weight = getattr(module, "weight", None)
         if weight is None or weight.dtype != torch.bfloat16 or weight.dim() != 2:
             continue
-        if weight.abs().max() > HALF_MAX:
+        if float(weight.abs().max()) > HALF_MAX:  # as float: in bf16 the bound rounds up
             continue
         is_vocabulary = type(method) is UnquantizedEmbeddingMethod
         module.quant_method = HalfLinearMethod(method, keeps_float32=is_vocabulary)
         count += 1
     return count
+
+
+def forget_copies(model: torch.nn.Module) -> None:
+    """The weights of ``model`` may have changed: every packed copy is renewed on its next use."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, HalfLinearMethod):
+            method.forget()

@@ -48,31 +48,28 @@ class Group:
         return self.q_lens.numel()
 
     def mask(
-        self, heads_per_group: int, window: int | None, causal: bool, dtype: torch.dtype
+        self, heads_per_group: int, window: int | None, dtype: torch.dtype
     ) -> torch.Tensor | None:
         """Additive mask [size, 1, heads_per_group * q_len, kv_len], or None if all is seen.
 
         Row r of request i sits at position kv_len_i - q_len_i + r and sees the positions up to
         its own, the last ``window`` + 1 of them where a window is given.
         """
-        key = (heads_per_group, window, causal, dtype)
+        key = (heads_per_group, window, dtype)
         if key not in self._masks:
             self._masks[key] = self._build_mask(*key)
         return self._masks[key]
 
     def _build_mask(
-        self, heads_per_group: int, window: int | None, causal: bool, dtype: torch.dtype
+        self, heads_per_group: int, window: int | None, dtype: torch.dtype
     ) -> torch.Tensor | None:
         columns = torch.arange(self.kv_len)
-        seen = columns < self.kv_lens[:, None]  # [size, kv_len]
-        seen = seen[:, None, :].expand(self.size, self.q_len, self.kv_len)
-        if causal:
-            rows = (self.kv_lens - self.q_lens)[:, None] + torch.arange(self.q_len)
-            # A padded query row must see something, or its softmax is NaN: let it see row 0's.
-            rows = torch.minimum(rows, self.kv_lens[:, None] - 1)[:, :, None]
-            seen = seen & (columns <= rows)
-            if window is not None:
-                seen = seen & (columns >= rows - window)
+        rows = (self.kv_lens - self.q_lens)[:, None] + torch.arange(self.q_len)
+        # A padded query row must see something, or its softmax is NaN: it sees all that is real.
+        rows = torch.minimum(rows, self.kv_lens[:, None] - 1)[:, :, None]
+        seen = columns <= rows  # [size, q_len, kv_len]
+        if window is not None:
+            seen = seen & (columns >= rows - window)
         if bool(seen.all()):
             return None
         mask = torch.zeros(self.size, self.q_len, self.kv_len, dtype=dtype)

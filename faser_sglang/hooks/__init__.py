@@ -1,8 +1,9 @@
 """Where FASER touches SGLang's own functions: one thin file a touch point.
 
 Each file names its target, gives SGLang's signature and ours, and is inert unless FASER is the
-algorithm. Hooks on modules that a process has not imported yet wait until FASER is really
-asked for (``install``), so that a process without FASER pays for no import.
+algorithm; those that stand in for Triton, or look after the CPU platform's linear layers, act on
+CPU tensors whatever the algorithm. Hooks on modules that a process has not imported yet wait
+until FASER is really asked for (``install``), so that a process without FASER pays for no import.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def _runtime_hooks() -> list[Hook]:
         req_to_token_writer,
         request_checks,
         server_info,
+        weight_updates,
     )
 
     return [
@@ -83,6 +85,7 @@ def _runtime_hooks() -> list[Hook]:
         req_to_token_writer.HOOK,
         request_checks.HOOK,
         server_info.HOOK,
+        *weight_updates.HOOKS,
     ]
 
 

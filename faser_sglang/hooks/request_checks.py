@@ -33,6 +33,7 @@ def unsupported(request: Any) -> list[str]:
         "return_indexer_topk": bool(request.return_indexer_topk),
         "lora_path": request.lora_id is not None,
         "input_embeds": request.input_embeds is not None,
+        "embed_overrides": request.positional_embed_overrides is not None,
         "image, video or audio input": request.mm_inputs is not None,
         "watermark": getattr(params, "watermark", None) is not None,
         "beam search": (getattr(params, "beam_width", None) or 1) > 1,

@@ -22,6 +22,7 @@ class TokenHistory:
 
     def __init__(self, pool_rows: int, width: int, device: torch.device | str) -> None:
         # Twice the round in flight and one more, so that the host has what the ring forgets.
+        self.width = width
         self.capacity = 4 * width
         self._ring = torch.zeros(pool_rows, self.capacity, dtype=torch.int64, device=device)
         self._first: IntArray = np.zeros(pool_rows, np.int64)
@@ -55,7 +56,10 @@ class TokenHistory:
         rows = this_round.rows[torch.from_numpy(members).to(this_round.rows.device)].long()
         tokens = self._ring[rows[packed.owners], packed.positions % self.capacity]
         lengths = this_round.lengths_cpu[members]
-        known = np.maximum(self._first[this_round.rows_cpu[members]], lengths - self.capacity + 1)
+        # The last commit wrote ``width`` tokens, of which perhaps only one was emitted: the others
+        # took the places of the oldest.
+        kept = lengths - self.capacity + self.width
+        known = np.maximum(self._first[this_round.rows_cpu[members]], kept)
         starts = lengths + 1 - np.asarray(packed.lengths_cpu)
         for i in np.flatnonzero(starts < known):  # a long time at depth 0: rare, on the host
             row = int(np.sum(packed.lengths_cpu[:i]))

@@ -155,6 +155,7 @@ class LmDrafter(Drafter):
             spec_info=FaserExtendInput(positions=packed.positions, select_index=packed.last_rows),
             extend_lens=packed.lengths_cpu,
         )
+        self.kv.mark(packed, _pick(this_round.lengths, members) + 1)
         return self._argmax(forward_batch)
 
     def _step(

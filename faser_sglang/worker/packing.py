@@ -120,6 +120,9 @@ def make_forward_batch(
     view.extend_logprob_start_lens = None
     view.extend_input_logprob_token_ids = None
     view.multimodal_inputs = None
+    view.input_embeds = None
+    view.replace_embeds = None
+    view.replace_positions = None
     view.is_prefill_only = False
     view.is_extend_in_batch = False
     position_info = None

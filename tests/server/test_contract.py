@@ -152,8 +152,8 @@ def test_bench_serving_runs_and_its_accept_length_has_the_documented_relation(
     parity.flush(faser)
     printed = bench_serving(
         faser, tmp_path, "--dataset-name", "random-ids", "--num-prompts", "12",
-        "--random-input-len", "40", "--random-output-len", "24", "--random-range-ratio", "0.5", "--tokenizer", tiny_models[0],
-        "--max-concurrency", "6",
+        "--random-input-len", "40", "--random-output-len", "24", "--random-range-ratio", "0.5",
+        "--tokenizer", tiny_models[0], "--max-concurrency", "6",
     )  # fmt: skip
     shown = float(re.search(r"Accept length:\s+([\d.]+)", printed).group(1))
     counters = wait_for_idle(faser)["counters"]

@@ -163,10 +163,10 @@ def test_a_sliding_window_counts_the_row_itself_and_the_tokens_before(pairs, win
     assert_attends(case, FLOAT32, window=window)
 
 
-@pytest.mark.parametrize("pairs", [[(7, 0)], [(5, 0), (1, 0), (12, 0)], [(300, 0)]])
-def test_rows_of_an_encoder_see_their_whole_request(pairs):
-    case = Case(pairs, ForwardMode.EXTEND, attn_type=AttentionType.ENCODER_ONLY)
-    assert_attends(case, FLOAT32, causal=False)
+def test_an_encoder_layer_is_refused():
+    case = Case([(7, 0)], ForwardMode.EXTEND, attn_type=AttentionType.ENCODER_ONLY)
+    with pytest.raises(NotImplementedError, match="torch_native"):
+        case.run()
 
 
 def test_a_verification_without_a_layout_has_windows_of_one_width():

@@ -69,9 +69,9 @@ def slots_of(group):
     return group.kv_slots.view(group.size, group.kv_len)
 
 
-def seen_by(group, heads, window, causal=True, dtype=torch.float32):
+def seen_by(group, heads, window, dtype=torch.float32):
     """[size, q_len, kv_len] what each padded row sees; the same for every head."""
-    mask = group.mask(heads, window, causal, dtype)
+    mask = group.mask(heads, window, dtype)
     if mask is None:
         return torch.ones(group.size, group.q_len, group.kv_len, dtype=torch.bool)
     assert mask.shape == (group.size, 1, heads * group.q_len, group.kv_len) and mask.dtype == dtype
@@ -152,27 +152,12 @@ def test_a_row_sees_the_slots_up_to_its_own_and_back_to_its_window(pairs, heads,
             assert torch.equal(read.int(), SCATTERED[pool_rows[i], first : position + 1])
 
 
-@given(windows)
-@checked
-def test_without_causality_a_row_sees_all_of_its_request(pairs):
-    groups, pool_rows = plan(pairs)
-    rows = packed(pairs)
-    for group in groups:
-        slots, seen = slots_of(group), seen_by(group, 1, None, causal=False)
-        for place, row in enumerate(padded_rows(group, len(rows))):
-            if row is not None:
-                i, _ = rows[row]
-                member, r = divmod(place, group.q_len)
-                read = slots[member][seen[member, r]]
-                assert torch.equal(read.int(), SCATTERED[pool_rows[i], : sum(pairs[i])])
-
-
 def test_a_row_that_sees_everything_needs_no_mask():
     for pairs in ([(1, 5)], [(1, 5), (1, 5)], [(1, 0)]):
         (group,), _ = plan(pairs)
-        assert group.mask(3, None, True, torch.float32) is None
+        assert group.mask(3, None, torch.float32) is None
     (group,), _ = plan([(1, 5), (1, 4)])
-    assert group.mask(1, None, True, torch.float32) is not None
+    assert group.mask(1, None, torch.float32) is not None
 
 
 def test_masks_of_other_layers_do_not_mix():
@@ -180,9 +165,9 @@ def test_masks_of_other_layers_do_not_mix():
     (group,), _ = plan([(3, 7), (2, 5)])
     for heads, window, dtype in [(1, None, torch.float32), (3, 2, torch.bfloat16), (1, 2, None)]:
         dtype = dtype or torch.float32
-        fresh = plan([(3, 7), (2, 5)])[0][0].mask(heads, window, True, dtype)
-        assert torch.equal(group.mask(heads, window, True, dtype), fresh)
-        assert group.mask(heads, window, True, dtype) is group.mask(heads, window, True, dtype)
+        fresh = plan([(3, 7), (2, 5)])[0][0].mask(heads, window, dtype)
+        assert torch.equal(group.mask(heads, window, dtype), fresh)
+        assert group.mask(heads, window, dtype) is group.mask(heads, window, dtype)
 
 
 def dense_table(length, start=40):

@@ -29,6 +29,7 @@ IN_REQUEST = {
     "return_indexer_topk": ("return_indexer_topk", True),
     "lora_path": ("lora_id", "adapter"),
     "input_embeds": ("input_embeds", [[0.0]]),
+    "embed_overrides": ("positional_embed_overrides", [1]),
     "image, video or audio input": ("mm_inputs", SimpleNamespace()),
 }
 SERVED = {
@@ -54,6 +55,7 @@ def real_request(**parameters):
         input_text="x",
         input_ids=None,
         input_embeds=None,
+        positional_embed_overrides=None,
         mm_inputs=None,
         token_type_ids=None,
         sampling_params=SamplingParams(**parameters),
