@@ -179,7 +179,7 @@ def say(line: str) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through every `finally`
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: stops the servers
     logs = Path(tempfile.mkdtemp(prefix="faser-demo-"))
     servers: list[Server] = []
     try:
@@ -202,6 +202,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)
+        shutil.rmtree(logs, ignore_errors=True)
         return 130
     finally:
         if servers:

@@ -78,8 +78,10 @@ watch() { # runs a command with its output in a log, and says now and then how f
     fi
     sleep 1
   done
-  wait "$child" || { child=; fail "$log" "pip could not install the dependencies"; }
+  local status=0
+  wait "$child" || status=$?
   child=
+  [ "$status" = 0 ] || fail "$log" "pip could not install the dependencies (exit status $status)"
 }
 
 last_step() { # LOG ENV: what pip said last, without warnings and addresses, and the size so far
@@ -90,7 +92,7 @@ last_step() { # LOG ENV: what pip said last, without warnings and addresses, and
 }
 
 fail() { # LOG REASON: the end of the log, then the reason
-  { grep -v '^ *WARNING' "$1" || true; } | tail -n 15 >&2
+  { grep -v '^ *WARNING' "$1" || true; } | tail -n 15 | cut -c 1-300 >&2
   die "$2; the whole log is $1. Run this again when the cause is gone."
 }
 
@@ -99,9 +101,11 @@ link() {
   local env=$1 began=$SECONDS
   if [ -e .venv ] || [ -L .venv ]; then
     [ -f .venv/linked-by-faser ] || [ -L .venv ] || [ -z "$(ls -A .venv)" ] ||
-      die ".venv exists and is not of this script; move it away first."
+      die ".venv exists and was not made by make venv; move it away first."
     rm -rf .venv
   fi
+  mkdir .venv
+  touch .venv/linked-by-faser # of this script from the start; filled when all is done
   "$env/bin/python" -m venv --without-pip .venv
   local here shared
   here=$(site_packages .venv) shared=$(site_packages "$env")

@@ -70,10 +70,11 @@ class FaserCpuPlatform(CpuDeviceMixin, SRTPlatform):
             return CpuAttentionBackend(runner)
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Once a model: faster norms and, on CPUs without bf16 arithmetic, linear layers."""
-        from faser_sglang.cpu import linear, norm
+        """Once a model: fewer torch calls a layer; on CPUs without bf16, other linear layers."""
+        from faser_sglang.cpu import linear, norm, rope
 
         norm.install()
+        rope.install()
         if not linear.has_bf16_arithmetic():
             count = linear.use_half_linears(model)
             if count:

@@ -302,7 +302,13 @@ def test_only_fasers_requests_are_refused(faser):
         **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), "x"),
     )
     names = ("custom_logit_processor", "return_hidden_states", "return_sampling_mask")
-    names += ("return_routed_experts", "return_indexer_topk", "lora_id", "input_embeds")
+    names += (
+        "return_routed_experts",
+        "return_indexer_topk",
+        "lora_id",
+        "input_embeds",
+        "positional_embed_overrides",
+    )
     request = SimpleNamespace(
         sampling_params=parameters, mm_inputs="x", **dict.fromkeys(names, "x")
     )
