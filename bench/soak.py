@@ -32,8 +32,11 @@ STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 CLIENTS = 12
 
 
-def one_request(server: Server, seed: int) -> str:
-    """A random request that is answered, aborted or abandoned; says which."""
+def one_request(server: Server, seed: int) -> tuple[str, int]:
+    """A random request that is answered, aborted or abandoned; says which.
+
+    Second, for the streamed ones, the tokens in use while it ran (else 0).
+    """
     draw = random.Random(seed)
     rid = uuid.uuid4().hex
     shared = [7] * draw.choice([0, 40, 90])
@@ -51,37 +54,47 @@ def one_request(server: Server, seed: int) -> str:
     fate = draw.choice(["answer", "answer", "abort", "disconnect"])
     if fate == "answer":
         server.post("/generate", body).raise_for_status()
-        return "answered"
+        return "answered", 0
     stream = requests.post(
         f"{server.base_url}/generate", json={**body, "stream": True}, stream=True, timeout=300
     )
     with stream:
         for _ in zip(range(draw.randint(1, 6)), stream.iter_lines(), strict=False):
             pass
+        used = load(server)["num_used_tokens"]
         if fate == "disconnect":
-            return "disconnected"
+            return "disconnected", used
         server.post("/abort_request", {"rid": rid}).raise_for_status()
         for _ in stream.iter_lines():
             pass
-    return "aborted"
+    return "aborted", used
 
 
-def run(server: Server, *, count: int | None, seconds: float | None) -> Counter:
-    """Send requests from ``CLIENTS`` threads until the count or the time is reached."""
+def run(server: Server, *, count: int | None, seconds: float | None) -> tuple[Counter, int]:
+    """Send requests from ``CLIENTS`` threads until the count or the time is reached.
+
+    Returns how many ended how, and the most tokens that were seen in use.
+    """
     fates: Counter = Counter()
+    most = 0
     began = time.monotonic()
     sent = 0
     with ThreadPoolExecutor(CLIENTS) as pool:
         while (sent < count) if seconds is None else (time.monotonic() - began < seconds):
             batch = range(sent, sent + 2 * CLIENTS)
             sent += len(batch)
-            fates.update(pool.map(lambda seed: one_request(server, seed), batch))
+            for fate, used in pool.map(lambda seed: one_request(server, seed), batch):
+                fates[fate] += 1
+                most = max(most, used)
             print(f"  {sent} requests, {time.monotonic() - began:.0f} s", flush=True)
-    return fates
+    return fates, most
 
 
 def load(server: Server) -> dict[str, int]:
-    """The scheduler's own account; SGLang leaves out fields that are zero."""
+    """The scheduler's own account; SGLang leaves out fields that are zero.
+
+    ``num_used_tokens`` is the pool less what is free and what the radix tree could give back.
+    """
     answer = requests.get(f"{server.base_url}/v1/loads", timeout=30).json()["loads"][0]
     if not answer.get("max_total_num_tokens"):
         raise ServerError(f"{server.name}: /v1/loads shows no pool: {answer}")
@@ -119,10 +132,9 @@ def main() -> int:
         "--page-size", str(options.page_size), "--context-length", "512",
     ]  # fmt: skip
     with Server(model, draft=draft, args=args, env=STRICT, name="soak") as server:
-        fates = run(server, count=options.requests, seconds=options.seconds)
-        held = load(server)["num_used_tokens"]
+        fates, most = run(server, count=options.requests, seconds=options.seconds)
         lost = settle(server)
-    print(f"held before the flush: {held} tokens")
+    print(f"most tokens in use: {most}")
     print(dict(fates))
     print(f"soak: {sum(fates.values())} requests, {lost} slots lost")
     return 0 if lost == 0 else 1
