@@ -76,6 +76,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=self.env,
+                start_new_session=True,  # a group of its own, by which its children are known
             )
         return self
 
@@ -84,6 +85,7 @@ class Server:
         began = said = time.monotonic()
         while time.monotonic() - began < START_TIMEOUT:
             if self.process.poll() is not None:
+                self.stop()
                 raise ServerError(f"{self.name} ended while starting:\n{self.log_tail()}")
             try:
                 if requests.get(f"{self.base_url}/health", timeout=5).status_code == 200:
@@ -98,23 +100,20 @@ class Server:
         raise ServerError(f"{self.name} did not answer in {START_TIMEOUT} s:\n{self.log_tail()}")
 
     def stop(self) -> None:
-        """End the process and the children that it started."""
+        """End the process and its children, also those that it left behind when it ended."""
         if self.process is None:
             return
-        try:
-            parent = psutil.Process(self.process.pid)
-            family = [*parent.children(recursive=True), parent]
-        except psutil.NoSuchProcess:
-            return
-        for process in reversed(family):
+        group = [p for p in psutil.process_iter() if _group_of(p.pid) == self.process.pid]
+        for process in group:
             _signal(process.terminate)
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(group, timeout=10)
         for process in alive:
             _signal(process.kill)
         psutil.wait_procs(alive, timeout=10)
+        self.process.wait()
 
     def __enter__(self) -> Server:
-        return self.launch().wait()
+        return start_all([self])[0]
 
     def __exit__(self, *_error: object) -> None:
         self.stop()
@@ -170,6 +169,13 @@ def _other_model_modules() -> list[str]:
     folder = Path(sglang.__file__).parent / "srt" / "models"
     names = [module.name for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg]
     return [name for name in names if not name.startswith("llama")]
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _signal(send: Callable[[], None]) -> None:
