@@ -155,7 +155,7 @@ class FaserWorker(BaseSpecWorker):
         was_drafted = last_depths > 0
         self.policy.observe(rows[was_drafted], last_depths[was_drafted], accepted[was_drafted])
         depths = self.policy.choose(rows, lengths, self._limits(rows, lengths))
-        self._unread_rounds.append((batch.reqs, depths))
+        self._unread_rounds.append((list(batch.reqs), depths))
         device = batch.seq_lens.device
         return Round(
             batch=batch,
