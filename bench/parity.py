@@ -1,7 +1,8 @@
 """Greedy identity over HTTP: FASER's token ids against those of a server without speculation.
 
-    python bench/parity.py                 the whole matrix, float32, about ten minutes on two cores
-    python bench/parity.py --small         tiny models and fewer prompts, as the tests run it
+    python bench/parity.py                 the whole matrix on the tiny models, float32
+    python bench/parity.py --demo          the same on SmolLM2-135M-Instruct; an hour on two cores
+    python bench/parity.py --small         fewer and shorter prompts, as the tests run it
 
 Every variant answers the same prompts: lengths from a few tokens to several prefill chunks,
 eight at a time; requests that run into the context's end; every prompt once more (radix hits);
@@ -171,9 +172,9 @@ def shorten_context(draft: Path, length: int, folder: Path) -> Path:
     return short
 
 
-def run(variants: list[str], *, small: bool, folder: Path) -> Tally:
+def run(variants: list[str], *, demo: bool, small: bool, folder: Path) -> Tally:
     """Start one server after the other and compare."""
-    target, drafter = ("tiny", "tiny-drafter") if small else ("target", "lm-drafter")
+    target, drafter = ("target", "lm-drafter") if demo else ("tiny", "tiny-drafter")
     model, draft = demo_models.build(target), demo_models.build(drafter)
     common = [
         "--dtype", "float32", "--context-length", str(CONTEXT),
@@ -198,19 +199,21 @@ def run(variants: list[str], *, small: bool, folder: Path) -> Tally:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="tiny models, fewer prompts")
+    parser.add_argument("--demo", action="store_true", help="SmolLM2-135M instead of tiny models")
+    parser.add_argument("--small", action="store_true", help="fewer and shorter prompts")
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--save", action="store_true", help="write bench/results/parity.json")
     options = parser.parse_args()
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        tally = run(options.variants, small=options.small, folder=Path(folder))
+        tally = run(options.variants, demo=options.demo, small=options.small, folder=Path(folder))
     if options.save:
         report.save(
             "parity",
             {
-                "models": "tiny" if options.small else "SmolLM2-135M-Instruct",
+                "models": "SmolLM2-135M-Instruct" if options.demo else "tiny",
+                "prompts": "8, 48 tokens" if options.small else "32, 96 tokens",
                 "variants": options.variants,
                 "equal": tally.equal,
                 "total": tally.total,
