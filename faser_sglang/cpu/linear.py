@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 HALF_MAX = 65504.0
 
+_multiply = torch.ops.quantized.linear_dynamic_fp16.default
+
 
 class HalfLinearMethod(UnquantizedLinearMethod):
     """Applies a layer's bf16 weight from an fp16 copy, packed for FBGEMM.
@@ -47,15 +49,18 @@ class HalfLinearMethod(UnquantizedLinearMethod):
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        weight = layer.weight
+        out = self.multiply(layer.weight, x.float())
+        if bias is not None:
+            out = out + bias
+        return out if self._keeps_float32 else out.to(x.dtype)
+
+    def multiply(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in] times ``weight`` [out, in], both ends float32."""
         state = (weight.data_ptr(), weight._version)
         if state != self._packed_of:
             self._packed = torch.ops.quantized.linear_prepack_fp16(weight.detach().float(), None)
             self._packed_of = state
-        out = torch.ops.quantized.linear_dynamic_fp16(x.float(), self._packed)
-        if bias is not None:
-            out = out + bias
-        return out if self._keeps_float32 else out.to(x.dtype)
+        return _multiply(x, self._packed)
 
 
 def has_bf16_arithmetic() -> bool:

@@ -71,7 +71,7 @@ class FaserCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Once a model: fewer torch calls a layer; on CPUs without bf16, other linear layers."""
-        from faser_sglang.cpu import linear, norm, rope
+        from faser_sglang.cpu import linear, llama, norm, rope
 
         norm.install()
         rope.install()
@@ -83,6 +83,8 @@ class FaserCpuPlatform(CpuDeviceMixin, SRTPlatform):
                     "float32 sums (FBGEMM).",
                     count,
                 )
+        if llama.use_direct_stack(model):
+            logger.info("CPU platform: the layers of this Llama run through a direct stack.")
 
     def get_torch_profiler_activity_str(self) -> str:
         return "CPU"

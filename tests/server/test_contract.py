@@ -11,6 +11,8 @@ import time
 import pytest
 import requests
 import sglang as sgl
+import torch
+from transformers import AutoModelForCausalLM
 
 from bench import parity
 
@@ -207,3 +209,16 @@ def test_frontend_program_gives_what_it_gives_without_speculation(tiny_servers):
         state = tale.run(start="Seven brave", backend=sgl.RuntimeEndpoint(server.base_url))
         results.append((state["first"], state["mood"], state.text()))
     assert results[1] == results[0]
+
+
+def test_greedy_ids_equal_those_of_transformers(tiny_servers, tiny_models):
+    """An independent reference: the CPU platform's layers and attention are our own."""
+    prompt, new_tokens = list(range(100, 190)), 32  # two chunks of prefill
+    model = AutoModelForCausalLM.from_pretrained(tiny_models[0], dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model.generate(
+            torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1
+        )[0, len(prompt) :].tolist()
+    for server in tiny_servers:
+        body = {"input_ids": prompt, "sampling_params": {**GREEDY, "max_new_tokens": new_tokens}}
+        assert server.post("/generate", body).json()["output_ids"] == expected, server.name
