@@ -34,38 +34,198 @@ SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 HELD_OUT = {"humaneval": 164, "mtbench": 80, "gsm8k": 100}
 SHARED_WORDS = 8
 
-NAMES = (
-    "Tom Maria Ahmed Lucy Ivan Grace Pedro Mei Oscar Nina Farid Ella Hugo Priya Sam Lena Karl Ruth "
-    "Diego Anna Yusuf Clara Felix Joan Omar Rosa Peter Lily Bruno Eva Marco Tina Leo Sara Paul Zoe"
-).split()
-STARTS = (
-    "has {n}|buys {n}|bakes {n}|reads {n} pages|walks {n} miles|earns ${n}|sells {n}|plants {n}|"
-    "saves ${n}|runs {n} laps|paints {n}|drives {n} miles|collects {n}|spends ${n}|makes {n}"
-).split("|")
-VERBS = (
-    "count find sum filter sort merge reverse split check compute remove is get max min parse "
-    "convert group rotate encode decode search format build normalize select update validate"
-).split()
-NOUNS = (
-    "words numbers list string digits primes pairs vowels matrix tree dates names intervals "
-    "characters elements duplicates items values keys path lines tokens bits grid stack queue"
-).split()
-ASKS = (
-    "Write a|Explain|What is|How do I|Can you|Describe|Give me|I want to|Imagine|Compose|Why do|"
-    "Summarize|Compare|Who|What are the|Help me|Tell me|List|Translate|Rewrite|Suppose|Is it|"
-    "You are a|Please|Draft an email|Create a|Could you|Identify|Discuss|Pretend|As a|In the|"
-    "When|Given the|Edit the|Analyze|Evaluate|Design|Provide|Recommend|Which|Do you|Classify"
-).split("|")
-CODE_ASKS = (
-    "Write a Python function|Implement a function in Python|Write a program that|"
-    "Write a C++ program|How can I write code|Complete the following Python function:\n\n|"
-    "Fix this code:\n\n|Write a SQL query|Implement the|Write a JavaScript function"
-).split("|")
-MATHS_ASKS = (
-    "Solve|Calculate|What is the value of|If a|A train|A store sells|The sum of|A farmer has|"
-    "Find the|Simplify|How many|A rectangle|Let x|There are {n}|A bag contains {n}|"
-    "A class of {n} students|In a garden|The price of|Each|A recipe"
-).split("|")
+NAMES = [
+    "Tom",
+    "Maria",
+    "Ahmed",
+    "Lucy",
+    "Ivan",
+    "Grace",
+    "Pedro",
+    "Mei",
+    "Oscar",
+    "Nina",
+    "Farid",
+    "Ella",
+    "Hugo",
+    "Priya",
+    "Sam",
+    "Lena",
+    "Karl",
+    "Ruth",
+    "Diego",
+    "Anna",
+    "Yusuf",
+    "Clara",
+    "Felix",
+    "Joan",
+    "Omar",
+    "Rosa",
+    "Peter",
+    "Lily",
+    "Bruno",
+    "Eva",
+    "Marco",
+    "Tina",
+    "Leo",
+    "Sara",
+    "Paul",
+    "Zoe",
+]
+STARTS = [
+    "has {n}",
+    "buys {n}",
+    "bakes {n}",
+    "reads {n} pages",
+    "walks {n} miles",
+    "earns ${n}",
+    "sells {n}",
+    "plants {n}",
+    "saves ${n}",
+    "runs {n} laps",
+    "paints {n}",
+    "drives {n} miles",
+    "collects {n}",
+    "spends ${n}",
+    "makes {n}",
+]
+VERBS = [
+    "count",
+    "find",
+    "sum",
+    "filter",
+    "sort",
+    "merge",
+    "reverse",
+    "split",
+    "check",
+    "compute",
+    "remove",
+    "is",
+    "get",
+    "max",
+    "min",
+    "parse",
+    "convert",
+    "group",
+    "rotate",
+    "encode",
+    "decode",
+    "search",
+    "format",
+    "build",
+    "normalize",
+    "select",
+    "update",
+    "validate",
+]
+NOUNS = [
+    "words",
+    "numbers",
+    "list",
+    "string",
+    "digits",
+    "primes",
+    "pairs",
+    "vowels",
+    "matrix",
+    "tree",
+    "dates",
+    "names",
+    "intervals",
+    "characters",
+    "elements",
+    "duplicates",
+    "items",
+    "values",
+    "keys",
+    "path",
+    "lines",
+    "tokens",
+    "bits",
+    "grid",
+    "stack",
+    "queue",
+]
+ASKS = [
+    "Write a",
+    "Explain",
+    "What is",
+    "How do I",
+    "Can you",
+    "Describe",
+    "Give me",
+    "I want to",
+    "Imagine",
+    "Compose",
+    "Why do",
+    "Summarize",
+    "Compare",
+    "Who",
+    "What are the",
+    "Help me",
+    "Tell me",
+    "List",
+    "Translate",
+    "Rewrite",
+    "Suppose",
+    "Is it",
+    "You are a",
+    "Please",
+    "Draft an email",
+    "Create a",
+    "Could you",
+    "Identify",
+    "Discuss",
+    "Pretend",
+    "As a",
+    "In the",
+    "When",
+    "Given the",
+    "Edit the",
+    "Analyze",
+    "Evaluate",
+    "Design",
+    "Provide",
+    "Recommend",
+    "Which",
+    "Do you",
+    "Classify",
+]
+CODE_ASKS = [
+    "Write a Python function",
+    "Implement a function in Python",
+    "Write a program that",
+    "Write a C++ program",
+    "How can I write code",
+    "Complete the following Python function:\n\n",
+    "Fix this code:\n\n",
+    "Write a SQL query",
+    "Implement the",
+    "Write a JavaScript function",
+]
+MATHS_ASKS = [
+    "Solve",
+    "Calculate",
+    "What is the value of",
+    "If a",
+    "A train",
+    "A store sells",
+    "The sum of",
+    "A farmer has",
+    "Find the",
+    "Simplify",
+    "How many",
+    "A rectangle",
+    "Let x",
+    "There are {n}",
+    "A bag contains {n}",
+    "A class of {n} students",
+    "In a garden",
+    "The price of",
+    "Each",
+    "A recipe",
+]
 
 
 def opening(rng: random.Random) -> str:
@@ -123,8 +283,9 @@ class Slots:
     """``size`` conversations side by side, one token of each a step."""
 
     def __init__(self, model: Path, size: int, seed: int) -> None:
-        from bench.cpu_overhead import LeanLlama
         from transformers import AutoTokenizer
+
+        from bench.cpu_overhead import LeanLlama
 
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.rng = random.Random(seed)
@@ -158,11 +319,13 @@ class Slots:
         self.answer_at[i] = 0
         self.temperature[i] = 1.0
         # The slot's first rows hold the same prefix from the conversation before.
-        self.length[i] = len(self.prefix) if int(self.length[i]) > len(self.prefix) else 0
+        self.length[i] = len(self.prefix) - 1 if int(self.length[i]) > len(self.prefix) else 0
 
     def step(self) -> None:
         """Run one token of every conversation and append one where its text is used up."""
-        tokens = torch.tensor([text[n] for text, n in zip(self.text, self.length.tolist(), strict=True)])
+        tokens = torch.tensor(
+            [text[n] for text, n in zip(self.text, self.length.tolist(), strict=True)]
+        )
         logits = self._forward(tokens)
         top = logits.topk(64, dim=-1)
         total = logits.logsumexp(-1, keepdim=True)

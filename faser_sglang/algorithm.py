@@ -21,14 +21,27 @@ DEFAULT_MAX_RUNNING_REQUESTS = 48
 
 
 class FaserAlgorithm(CustomSpecAlgo):
-    """Answers SGLang's questions for the plain LM drafter.
+    """Answers SGLang's questions; the draft checkpoint's kind decides, in every process alike.
 
-    ``is_standalone`` makes SGLang size the draft's KV, load its config, keep plain radix keys
-    and capture no hidden states: what a drafter that is a language model of its own needs.
+    ``is_standalone`` (a language model) makes SGLang size the draft's KV, load its config, keep
+    plain radix keys and capture no hidden states. ``is_eagle`` (a head) adds radix keys of token
+    pairs, as a head's slot depends on the token behind it; ``is_eagle3`` the target's inner
+    layers. Lookup alone has no draft KV and none of these.
     """
 
     def is_standalone(self) -> bool:
-        return True
+        settings = config.load()
+        return settings.has_model and not settings.is_head
+
+    def is_eagle(self) -> bool:
+        return config.load().is_head
+
+    def is_eagle3(self) -> bool:
+        settings = config.load()
+        return settings.is_head and settings.model_kind == "eagle3"
+
+    def has_draft_kv(self) -> bool:
+        return config.load().has_model
 
     def need_topk(self) -> bool:
         return False  # nothing but the bonus token is relayed between rounds

@@ -8,6 +8,7 @@ only reader and the only writer of it. Standard library only: it must import any
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from typing import Any
 CARRIER = "FASER_SGLANG_CONFIG"
 
 MODES = ("auto", "serial", "off")
-DRAFTERS = ("auto", "lm")
+DRAFTERS = ("auto", "lm", "eagle", "ngram", "hybrid")
+# What a draft checkpoint turned out to be; "" before it was looked at.
+MODEL_KINDS = ("", "none", "lm", "eagle", "eagle3")
 DEFAULT_DEPTH_CAP = 8
 
 
@@ -29,22 +32,40 @@ class FaserConfig:
     """Values of the ``--faser-*`` flags, checked at construction.
 
     ``depth`` is "auto" (an average of each request's acceptance), "random" (tests), or a number
-    of draft tokens for every request. Raises FaserConfigError for any other value.
+    of draft tokens for every request. ``model_kind`` is no flag: start-up resolves it once, and
+    every process finds the same answer here. Raises FaserConfigError for any other value.
     """
 
     mode: str = "auto"
     depth: str = "auto"
     drafter: str = "auto"
+    model_kind: str = dataclasses.field(default="", metadata={"is_flag": False})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", str(self.depth))
         _check_choice("--faser-mode", self.mode, MODES)
         _check_choice("--faser-drafter", self.drafter, DRAFTERS)
+        _check_choice("model_kind", self.model_kind, MODEL_KINDS)
         if self.depth not in ("auto", "random") and not _is_number(self.depth):
             raise FaserConfigError(
                 f"--faser-depth is {self.depth!r}; it takes auto, random, or a number of tokens "
                 "from 0 to --speculative-num-steps."
             )
+
+    @property
+    def looks_up(self) -> bool:
+        """Drafts come from the text itself, where it repeats."""
+        return self.drafter in ("ngram", "hybrid")
+
+    @property
+    def has_model(self) -> bool:
+        """There is a draft model (a plain language model until start-up knows better)."""
+        return self.drafter != "ngram" and self.model_kind != "none"
+
+    @property
+    def is_head(self) -> bool:
+        """The draft model is an EAGLE or EAGLE3 head."""
+        return self.has_model and self.model_kind in ("eagle", "eagle3")
 
     @property
     def fixed_depth(self) -> int | None:
@@ -66,7 +87,9 @@ HELP: dict[str, str] = {
     "depth": "Draft depth: auto (each request's own acceptance decides), a fixed number for "
     "every request, or random (tests).",
     "drafter": "What drafts: auto takes the kind from the draft checkpoint; lm is a language "
-    "model with the target's vocabulary.",
+    "model with the target's vocabulary; eagle is an EAGLE or EAGLE3 head; ngram looks the text's "
+    "end up in the text, without a model; hybrid does so where it finds three tokens or more, and "
+    "asks the draft model otherwise.",
 }
 CHOICES: dict[str, tuple[str, ...]] = {"mode": MODES, "drafter": DRAFTERS}
 
@@ -77,7 +100,7 @@ def add_cli_args(parser: Any) -> None:
     if "--faser-mode" in known:
         return
     group = parser.add_argument_group("FASER", "with --speculative-algorithm FASER")
-    for field in dataclasses.fields(FaserConfig):
+    for field in _flags():
         group.add_argument(
             f"--faser-{field.name}",
             default=None,
@@ -90,7 +113,7 @@ def add_cli_args(parser: Any) -> None:
 def take_cli_args(namespace: Any) -> None:
     """Write the values of a parsed command line to the carrier, replacing what it held."""
     given = {}
-    for field in dataclasses.fields(FaserConfig):
+    for field in _flags():
         value = getattr(namespace, f"faser_{field.name}", None)
         if value is not None:
             given[field.name] = value
@@ -103,7 +126,7 @@ def configure(**values: Any) -> FaserConfig:
     Names are the flags' without the prefix: ``configure(depth=3)`` is ``--faser-depth 3``.
     Raises FaserConfigError for an unknown name or value. Without arguments: the defaults.
     """
-    allowed = [field.name for field in dataclasses.fields(FaserConfig)]
+    allowed = [field.name for field in _flags()]
     unknown = sorted(set(values) - set(allowed))
     if unknown:
         raise FaserConfigError(
@@ -116,7 +139,25 @@ def configure(**values: Any) -> FaserConfig:
 
 def load() -> FaserConfig:
     """The configuration that the carrier holds; the defaults when it is not set."""
-    return FaserConfig(**json.loads(os.environ.get(CARRIER) or "{}"))
+    return _parse(os.environ.get(CARRIER) or "{}")
+
+
+@functools.lru_cache(maxsize=8)
+def _parse(text: str) -> FaserConfig:
+    return FaserConfig(**json.loads(text))
+
+
+def resolve_model_kind(kind: str) -> FaserConfig:
+    """Record what the draft checkpoint is, for this process and those that it starts."""
+    given = json.loads(os.environ.get(CARRIER) or "{}") | {"model_kind": kind}
+    config = FaserConfig(**given)
+    _write(given)
+    return config
+
+
+def _flags() -> list[dataclasses.Field]:
+    fields = dataclasses.fields(FaserConfig)
+    return [field for field in fields if field.metadata.get("is_flag", True)]
 
 
 def _write(given: Mapping[str, Any]) -> None:

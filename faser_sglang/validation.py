@@ -12,34 +12,54 @@ from faser_sglang.algorithm import depth_cap
 
 logger = logging.getLogger(__name__)
 
-EAGLE_KEYS = ("draft_vocab_size", "eagle_config")
+HEAD_KEYS = ("draft_vocab_size", "eagle_config")
 
 
 def validate(server_args: Any) -> None:
     """SGLang's hook for a plugin's own checks; raises ValueError with the way out.
 
-    Runs in the launching process only, before the arguments are resolved further, and applies
-    FASER's hooks there.
+    Runs in the launching process only, before the arguments are resolved further: records what
+    the draft checkpoint is and applies FASER's hooks there.
     """
     from faser_sglang import hooks
 
     settings = config.load()
     refuse_flags(server_args)
     settings.check_cap(depth_cap(server_args))
-    path = server_args.speculative_draft_model_path
+    config.resolve_model_kind(check_draft(server_args, settings.drafter))
+    hooks.install("launcher")
+
+
+def check_draft(args: Any, drafter: str) -> str:
+    """The kind of the draft checkpoint (see config.MODEL_KINDS), once it is known to fit."""
+    path = args.speculative_draft_model_path
+    if drafter == "ngram":
+        if path:
+            raise ValueError(
+                "--faser-drafter ngram uses no draft model; leave out "
+                "--speculative-draft-model-path, or take --faser-drafter hybrid."
+            )
+        return "none"
     if not path:
         raise ValueError(
-            "FASER needs --speculative-draft-model-path: a language model with the target's "
-            "vocabulary."
+            "FASER needs --speculative-draft-model-path: an EAGLE or EAGLE3 head for the target, "
+            "or a language model with its vocabulary; --faser-drafter ngram works without one."
         )
-    check_fit(
-        server_args.model_path,
+    kind = check_fit(
+        args.model_path,
         path,
-        context_length=server_args.context_length,
-        tokenizer_path=server_args.tokenizer_path,
-        trust_remote_code=server_args.trust_remote_code,
+        context_length=args.context_length,
+        tokenizer_path=args.tokenizer_path,
+        trust_remote_code=args.trust_remote_code,
     )
-    hooks.install("launcher")
+    is_head = kind in ("eagle", "eagle3")
+    if (drafter == "lm" and is_head) or (drafter == "eagle" and not is_head):
+        what = "an EAGLE head" if is_head else "a language model"
+        raise ValueError(
+            f"--faser-drafter {drafter} does not fit the draft {path}, which is {what}; "
+            "leave the flag out, FASER sees the kind by itself."
+        )
+    return kind
 
 
 def refuse_flags(args: Any) -> None:
@@ -99,23 +119,31 @@ def check_fit(
     context_length: int | None = None,
     tokenizer_path: str | None = None,
     trust_remote_code: bool = False,
-) -> None:
+) -> str:
     """Check that ``draft`` can draft for ``target``; raises ValueError with one sentence.
 
-    Reads configurations and tokenizers only. A draft whose context is shorter than the
-    target's is fine and said once: FASER does not draft beyond it.
+    Reads configurations, tokenizers and file headers only. A draft whose context is shorter than
+    the target's is fine and said once: FASER does not draft beyond it.
+
+    Returns:
+        "lm", "eagle" or "eagle3".
     """
     from sglang.srt.configs.model_config import get_context_length
     from sglang.srt.utils.hf_transformers_utils import get_config, get_hf_text_config
 
     target_config = get_config(target, trust_remote_code=trust_remote_code)
     draft_config = get_config(draft, trust_remote_code=trust_remote_code)
-    _refuse_heads(draft, draft_config)
     target_text, draft_text = get_hf_text_config(target_config), get_hf_text_config(draft_config)
-    _check_vocabulary(target, draft, target_text.vocab_size, draft_text.vocab_size, tokenizer_path)
+    kind = checkpoint_kind(draft, draft_config)
+    if kind == "lm":
+        _check_vocabulary(
+            target, draft, target_text.vocab_size, draft_text.vocab_size, tokenizer_path
+        )
+    else:
+        _check_head(target, draft, target_text, draft_text, kind)
     served = context_length or get_context_length(target_text)
     own = get_context_length(draft_text)
-    if own < served:
+    if own < served and not _allows_longer_context():
         logger.warning(
             "FASER: the draft's context is %d tokens, the target's %d; beyond %d no token is "
             "drafted (depth 0).",
@@ -123,15 +151,90 @@ def check_fit(
             served,
             own,
         )
+    return kind
 
 
-def _refuse_heads(draft: str, draft_config: Any) -> None:
-    architectures = getattr(draft_config, "architectures", None) or []
-    is_head = any("eagle" in name.lower() or "nextn" in name.lower() for name in architectures)
-    if is_head or any(getattr(draft_config, key, None) for key in EAGLE_KEYS):
+def _allows_longer_context() -> bool:
+    from sglang.srt.environ import envs
+
+    return bool(envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.get())
+
+
+def checkpoint_kind(draft: str, draft_config: Any) -> str:
+    """What a draft checkpoint is, by its own config: "lm", "eagle" or "eagle3"."""
+    names = [str(name) for name in getattr(draft_config, "architectures", None) or []]
+    joined = " ".join(names).lower()
+    if "nextn" in joined or "mtp" in joined:
         raise ValueError(
-            f"FASER does not serve EAGLE or NEXTN heads yet, and {draft} is one "
-            f"({', '.join(architectures) or 'by its config'}); give a language model as the draft."
+            f"FASER does not serve NEXTN or MTP heads yet, and {draft} is one ({names[0]}); give "
+            "an EAGLE or EAGLE3 head or a language model as the draft."
+        )
+    if "eagle3" in joined:
+        return "eagle3"
+    if "eagle" in joined:
+        return "eagle"
+    if any(getattr(draft_config, key, None) for key in HEAD_KEYS):
+        raise ValueError(
+            f"the draft {draft} looks like an EAGLE3 head, but its config names "
+            f"{names[0] if names else 'no architecture'}; set architectures to "
+            '["LlamaForCausalLMEagle3"] in its config.json, as SGLang expects.'
+        )
+    return "lm"
+
+
+def _check_head(target: str, draft: str, target_text: Any, head: Any, kind: str) -> None:
+    """Widths, vocabularies and layers of an EAGLE head against the target's."""
+    wanted = getattr(head, "target_hidden_size", None) or head.hidden_size
+    if wanted != target_text.hidden_size:
+        raise ValueError(
+            f"the head {draft} is for a target of hidden size {wanted}, and {target} has "
+            f"{target_text.hidden_size}; give the head that was trained for this target."
+        )
+    if head.vocab_size != target_text.vocab_size:
+        raise ValueError(
+            f"the head {draft} is for a vocabulary of {head.vocab_size} tokens, and {target} has "
+            f"{target_text.vocab_size}; give the head that was trained for this target."
+        )
+    settings = getattr(head, "eagle_config", None) or {}
+    layers = settings.get("eagle_aux_hidden_state_layer_ids") or []
+    depth = target_text.num_hidden_layers
+    if kind == "eagle3" and not layers and len({2, depth // 2, depth - 3}) < 3:
+        raise ValueError(
+            f"the head {draft} reads the layers 2, {depth // 2} and {depth - 3} of {target}, which "
+            "are not three; name others as eagle_aux_hidden_state_layer_ids in its eagle_config."
+        )
+    too_deep = [layer for layer in layers if not 0 <= layer < target_text.num_hidden_layers]
+    if too_deep:
+        raise ValueError(
+            f"the head {draft} reads layer {too_deep[0]} of a target, and {target} has only "
+            f"{target_text.num_hidden_layers}; give the head that was trained for this target."
+        )
+    if kind == "eagle3":
+        _check_head_tensors(draft, head, len(layers) or 3, wanted)
+
+
+def _check_head_tensors(draft: str, head: Any, aux_layers: int, width: int) -> None:
+    """Shapes that the config promises, off the headers of local safetensors files."""
+    from safetensors import safe_open
+
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(Path(draft).glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            shapes |= {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118
+    if not shapes:
+        return  # not a local folder, or another format: SGLang's loader will tell
+    reads = getattr(head, "num_aux_hidden_states", None) or aux_layers
+    for key, shape in shapes.items():
+        if key.endswith("fc.weight") and shape[1] != reads * width:
+            raise ValueError(
+                f"the head {draft} joins {shape[1]} hidden values, its config means {reads} layers "
+                f"of {width}; its config.json and weights do not belong together."
+            )
+    reduced = getattr(head, "draft_vocab_size", None)
+    if reduced and reduced != head.vocab_size and not any("d2t" in key for key in shapes):
+        raise ValueError(
+            f"the head {draft} has a vocabulary of its own ({reduced} tokens) and no map d2t to "
+            "the target's; add the tensor d2t to its weights."
         )
 
 

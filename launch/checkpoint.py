@@ -62,6 +62,26 @@ def llama_config(
     }
 
 
+def eagle3_config(
+    target: Mapping[str, Any], draft_vocab_size: int, layers: tuple[int, int, int]
+) -> dict[str, Any]:
+    """The contents of `config.json` for a one-layer EAGLE3 head of the Llama `target`.
+
+    It reads what comes out of three of the target's `layers`.
+    """
+    return {
+        **target,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "draft_vocab_size": draft_vocab_size,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": list(layers),
+        },
+    }
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

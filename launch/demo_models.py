@@ -23,7 +23,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,25 @@ TINY_VOCAB = tiny_models.TinyLlama(
     eos=0,
     pad=0,
 )
+# Its layers change little, so that a head without layers often guesses right.
+TINY_FLAT = replace(
+    TINY, seed=5, kv_heads=4, layer_gains=(0.2, 0.2, 0.2, 0.2), tied=False, logit_gain=6.0
+)
+TINY_FLAT_HEAD = {
+    "seed": 6,
+    "layers": (0, 1, 2),
+    "sharpness": 3.0,
+    "hidden_gain": 0.1,
+    "left_out": 3,
+}
+TINY_VOCAB_FLAT = replace(TINY_VOCAB, layer_gains=(0.3, 0.3, 0.3, 0.3))
+TINY_VOCAB_HEAD = {
+    "seed": 7,
+    "layers": (0, 1, 2),
+    "sharpness": 3.0,
+    "hidden_gain": 0.1,
+    "left_out": 8,
+}
 TINY_VOCAB_NOISE = {"seed": 4, "amount": 0.1}
 
 Sources = Mapping[str, Path]  # the finished checkpoints that a recipe starts from, by name
@@ -125,11 +144,37 @@ def _make_lm_drafter(folder: Path, sources: Sources, progress: Progress) -> None
 
 
 def _make_tiny(folder: Path, sources: Sources, progress: Progress) -> None:
-    checkpoint.write_model(folder, TINY.config(), TINY.tensors())
+    _write_tiny(TINY, folder, sources)
+
+
+def _make_tiny_flat(folder: Path, sources: Sources, progress: Progress) -> None:
+    _write_tiny(TINY_FLAT, folder, sources)
+
+
+def _make_tiny_flat_head(folder: Path, sources: Sources, progress: Progress) -> None:
+    _write_tiny_head(TINY_FLAT_HEAD, folder, sources["tiny-flat"], TINY_FLAT.vocab_size)
+
+
+def _make_tiny_vocab_head(folder: Path, sources: Sources, progress: Progress) -> None:
+    _write_tiny_head(
+        TINY_VOCAB_HEAD, folder, sources["tiny-vocab-flat"], TINY_VOCAB_FLAT.vocab_size
+    )
+
+
+def _write_tiny_head(parameters: dict[str, Any], folder: Path, tiny: Path, vocab_size: int) -> None:
+    """A head whose vocabulary lacks every token whose id is a multiple of `left_out`."""
+    given = dict(parameters)
+    left_out = given.pop("left_out")
+    hot = [token for token in range(vocab_size) if token % left_out]
+    tiny_models.with_head(folder, tiny, hot=hot, **given)
+
+
+def _write_tiny(tiny: tiny_models.TinyLlama, folder: Path, sources: Sources) -> None:
+    checkpoint.write_model(folder, tiny.config(), tiny.tensors())
     _copy(sources["target"], folder, *checkpoint.TOKENIZER_FILES)
     tokenizer_config = folder / "tokenizer_config.json"
     content = json.loads(tokenizer_config.read_text(encoding="utf-8"))
-    checkpoint.write_json(tokenizer_config, content | {"model_max_length": TINY.max_positions})
+    checkpoint.write_json(tokenizer_config, content | {"model_max_length": tiny.max_positions})
 
 
 def _make_tiny_drafter(folder: Path, sources: Sources, progress: Progress) -> None:
@@ -138,8 +183,16 @@ def _make_tiny_drafter(folder: Path, sources: Sources, progress: Progress) -> No
 
 
 def _make_tiny_vocab(folder: Path, sources: Sources, progress: Progress) -> None:
-    checkpoint.write_model(folder, TINY_VOCAB.config(), TINY_VOCAB.tensors())
-    tiny_models.write_word_tokenizer(folder, TINY_VOCAB.vocab_size, TINY_VOCAB.max_positions)
+    _write_tiny_vocab(TINY_VOCAB, folder)
+
+
+def _make_tiny_vocab_flat(folder: Path, sources: Sources, progress: Progress) -> None:
+    _write_tiny_vocab(TINY_VOCAB_FLAT, folder)
+
+
+def _write_tiny_vocab(tiny: tiny_models.TinyLlama, folder: Path) -> None:
+    checkpoint.write_model(folder, tiny.config(), tiny.tensors())
+    tiny_models.write_word_tokenizer(folder, tiny.vocab_size, tiny.max_positions)
 
 
 def _make_tiny_vocab_drafter(folder: Path, sources: Sources, progress: Progress) -> None:
@@ -157,7 +210,11 @@ RECIPES = {
     "lm-drafter": Recipe(_make_lm_drafter, {"left_out": LEFT_OUT}, needs=("target",)),
     "tiny": Recipe(_make_tiny, asdict(TINY), needs=("target",)),
     "tiny-drafter": Recipe(_make_tiny_drafter, {"layers": TINY_DRAFTER_LAYERS}, needs=("tiny",)),
+    "tiny-flat": Recipe(_make_tiny_flat, asdict(TINY_FLAT), needs=("target",)),
+    "tiny-flat-eagle3": Recipe(_make_tiny_flat_head, TINY_FLAT_HEAD, needs=("tiny-flat",)),
     "tiny-vocab": Recipe(_make_tiny_vocab, asdict(TINY_VOCAB)),
+    "tiny-vocab-flat": Recipe(_make_tiny_vocab_flat, asdict(TINY_VOCAB_FLAT)),
+    "tiny-vocab-eagle3": Recipe(_make_tiny_vocab_head, TINY_VOCAB_HEAD, needs=("tiny-vocab-flat",)),
     "tiny-vocab-drafter": Recipe(_make_tiny_vocab_drafter, TINY_VOCAB_NOISE, needs=("tiny-vocab",)),
 }
 

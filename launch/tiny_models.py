@@ -120,6 +120,67 @@ def with_noise(folder: Path, tiny: Path, seed: int, amount: float) -> None:
     checkpoint.write_model(folder, config, tensors)
 
 
+def with_head(
+    folder: Path,
+    tiny: Path,
+    *,
+    seed: int,
+    hot: list[int],
+    layers: tuple[int, int, int],
+    sharpness: float,
+    hidden_gain: float,
+) -> None:
+    """An EAGLE3 head for the model in `tiny` that guesses as if the model had no layers.
+
+    Its attention looks at its own position only (queries and keys are the token's embedding, times
+    the root of `sharpness`) and passes on as much of that embedding as its KV heads hold. The
+    target's hidden states behind `layers` add noise of scale `hidden_gain`. Its vocabulary is
+    `hot`.
+    """
+    import torch
+
+    config, target = checkpoint.read_model(tiny)
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    kv_heads, dim = config["num_key_value_heads"], hidden // heads
+    inner = config["intermediate_size"]
+    share = heads // kv_heads
+    identity, zeros = torch.eye(hidden), torch.zeros
+    # Query heads that share a KV head ask with the embedding's part that this head holds.
+    held = [(i // share) * share * dim + j for i in range(heads) for j in range(dim)]
+    carried = [i * share * dim + j for i in range(kv_heads) for j in range(dim)]
+    query = identity[held] * math.sqrt(sharpness)
+    key = identity[carried] * math.sqrt(sharpness)
+    value = identity[carried]
+    out = zeros(hidden, hidden)
+    for row, column in enumerate(carried):
+        out[column, (row // dim) * share * dim + row % dim] = 1.0
+
+    def on_embedding(weight: "torch.Tensor") -> "torch.Tensor":
+        return torch.cat([weight, torch.zeros_like(weight)], dim=1)
+
+    noise = torch.rand((hidden, 3 * hidden), generator=torch.Generator().manual_seed(seed))
+    head = target.get("lm_head.weight", target["model.embed_tokens.weight"])
+    ids = torch.tensor(hot)
+    ones = torch.ones(hidden)
+    tensors = {
+        "fc.weight": noise.mul_(2).sub_(1).mul_(hidden_gain * math.sqrt(1 / hidden)),
+        "midlayer.self_attn.q_proj.weight": on_embedding(query),
+        "midlayer.self_attn.k_proj.weight": on_embedding(key),
+        "midlayer.self_attn.v_proj.weight": on_embedding(value),
+        "midlayer.self_attn.o_proj.weight": out,
+        "midlayer.mlp.gate_proj.weight": zeros(inner, hidden),
+        "midlayer.mlp.up_proj.weight": zeros(inner, hidden),
+        "midlayer.mlp.down_proj.weight": zeros(hidden, inner),
+        "midlayer.input_layernorm.weight": ones.clone(),
+        "midlayer.hidden_norm.weight": ones.clone(),
+        "midlayer.post_attention_layernorm.weight": ones.clone(),
+        "norm.weight": target["model.norm.weight"],
+        "lm_head.weight": head[ids].clone(),
+        "d2t": ids - torch.arange(len(hot)),
+    }
+    checkpoint.write_model(folder, checkpoint.eagle3_config(config, len(hot), layers), tensors)
+
+
 def write_word_tokenizer(folder: Path, vocab_size: int, max_positions: int) -> None:
     """A tokenizer with the words `<|end|>`, `<|unk|>`, `t2`, `t3`, …: each `t` names its own id."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers

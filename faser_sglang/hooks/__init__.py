@@ -74,6 +74,7 @@ def _runtime_hooks() -> list[Hook]:
         req_to_token_rows,
         req_to_token_writer,
         request_checks,
+        reserved_tokens,
         server_info,
         weight_updates,
     )
@@ -84,6 +85,7 @@ def _runtime_hooks() -> list[Hook]:
         req_to_token_rows.HOOK,
         req_to_token_writer.HOOK,
         request_checks.HOOK,
+        reserved_tokens.HOOK,
         server_info.HOOK,
         *weight_updates.HOOKS,
     ]

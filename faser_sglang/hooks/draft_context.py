@@ -19,7 +19,10 @@ _MODULE = "sglang.srt.configs.model_config"
 def _derive(original: Callable, model_config: Any, context_length: int | None) -> Any:
     if context_length is not None and model_config.is_draft_model and is_faser_process():
         from sglang.srt.configs.model_config import get_context_length
+        from sglang.srt.environ import envs
 
+        if envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.get():
+            return original(model_config, context_length)  # the user wants it stretched
         context_length = min(context_length, get_context_length(model_config.hf_text_config))
     return original(model_config, context_length)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from faser_sglang.control.record import RoundRecord
 from faser_sglang.control.types import IntArray
 from faser_sglang.kernels.reference import ragged_positions
 
@@ -31,8 +32,7 @@ class DraftKv:
     def __init__(self, pool_rows: int, slots: int, device: torch.device | str) -> None:
         self.written = torch.zeros(slots, dtype=torch.bool, device=device)
         self.valid_len: IntArray = np.zeros(pool_rows, np.int64)
-        self._last_length: IntArray = np.zeros(pool_rows, np.int64)
-        self._last_depth: IntArray = np.zeros(pool_rows, np.int64)
+        self._record = RoundRecord(pool_rows)
 
     def first_missing(
         self, req_to_token: torch.Tensor, rows: torch.Tensor, prefix_lens: IntArray
@@ -56,25 +56,23 @@ class DraftKv:
     def begin(self, rows: IntArray, lengths: IntArray, valid: IntArray) -> None:
         """A prefill left ``lengths`` tokens, and draft KV for the first ``valid`` of them."""
         self.valid_len[rows] = valid
-        self._last_length[rows] = lengths
-        self._last_depth[rows] = 0
+        self._record.begin(rows, lengths)
 
-    def settle(self, rows: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
-        """Take in the verdicts of the last round, read off the committed lengths.
-
-        Returns:
-            depths, accepted: [n] of that round (zeros for requests fresh from prefill).
-        """
-        last, depths = self._last_length[rows], self._last_depth[rows]
-        emitted = lengths - last
-        drafted = depths > 0
-        self.valid_len[rows[drafted]] = (last + np.minimum(emitted, depths))[drafted]
-        return depths, np.where(emitted > 0, emitted - 1, 0)
+    def settle(self, rows: IntArray, lengths: IntArray) -> None:
+        """Take in the verdicts of the last round, read off the committed lengths."""
+        depths, accepted = self._record.settle(rows, lengths)
+        was_drafted = depths > 0
+        held = self._record.length[rows] + np.minimum(accepted + 1, depths)
+        self.valid_len[rows[was_drafted]] = held[was_drafted]
 
     def plan(self, this_round: Round) -> None:
         """Remember the round, for ``settle`` of the next one."""
-        self._last_length[this_round.rows_cpu] = this_round.lengths_cpu
-        self._last_depth[this_round.rows_cpu] = this_round.depths_cpu
+        self._record.plan(
+            this_round.rows_cpu,
+            this_round.lengths_cpu,
+            this_round.depths_cpu,
+            this_round.arms_cpu,
+        )
 
     def commit(self, this_round: Round, window: PackedRows, accept_lens: torch.Tensor) -> None:
         """Mark the window's slots: draft KV is there for accepted tokens that were drafted from.

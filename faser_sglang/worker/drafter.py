@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,34 +15,59 @@ if TYPE_CHECKING:
     from faser_sglang.kernels.reference import Verdict
     from faser_sglang.worker.packing import PackedRows, Round
 
+MODEL, LOOKUP = 0, 1  # arms: where a request's drafts of a round come from
+ARMS = 2
+
+
+class Offer(NamedTuple):
+    """The deepest draft that each request can get, and out of which arm."""
+
+    limits: IntArray  # [n]
+    arms: IntArray  # [n]
+
 
 class Drafter(ABC):
     """Proposes a chain of tokens behind each request's bonus token.
 
-    A round calls ``settle``, ``draft`` (only if some depth is above 0) and ``commit``; a prefill
-    calls ``prefill``. ``context_len`` is the number of positions it can run.
+    A round calls ``offer``, ``draft`` (only if some depth is above 0) and ``commit``; a prefill
+    calls ``prefill``. Where ``reads_hidden`` is set, the last two get the target's hidden states
+    of every row of the pass.
     """
 
     kind: str
-    context_len: int
+    context_len: int  # positions that its model can run
     draft_worker: Any | None  # SGLang's view of the draft: runners, memory; None without a model
+    reads_hidden = False
 
     @abstractmethod
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
         """The pools exist now: size the records by them."""
 
     @abstractmethod
-    def prefill(self, batch: ScheduleBatch, bonus: torch.Tensor, *, is_off: bool) -> None:
+    def prefill(
+        self,
+        batch: ScheduleBatch,
+        bonus: torch.Tensor,
+        hidden: torch.Tensor | None,
+        *,
+        is_off: bool,
+    ) -> None:
         """The target has run ``batch`` and sampled ``bonus`` [n]; ``is_off``: write no KV."""
 
     @abstractmethod
-    def settle(self, rows: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
-        """Depths and accepted drafts [n] of each request's last round, off its new length."""
+    def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
+        """What can be drafted for requests of ``lengths`` committed tokens."""
 
     @abstractmethod
     def draft(self, this_round: Round) -> torch.Tensor:
         """Draft tokens [n, max_depth]; row i holds ``depths[i]`` of them, then anything."""
 
     @abstractmethod
-    def commit(self, this_round: Round, window: PackedRows, verdict: Verdict) -> None:
+    def commit(
+        self,
+        this_round: Round,
+        window: PackedRows,
+        verdict: Verdict,
+        hidden: torch.Tensor | None,
+    ) -> None:
         """The window was verified; ``this_round.depths`` were its depths."""

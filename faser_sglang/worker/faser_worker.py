@@ -16,8 +16,10 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from faser_sglang import config
 from faser_sglang.control.metrics import PhaseClock, RoundCounters
 from faser_sglang.control.policy import DepthPolicy, make_policy
+from faser_sglang.control.record import RoundRecord
 from faser_sglang.control.types import IntArray
-from faser_sglang.worker.lm_drafter import LmDrafter, LmDraftWorker
+from faser_sglang.worker.drafter import ARMS
+from faser_sglang.worker.make_drafter import make_drafter
 from faser_sglang.worker.packing import Round
 from faser_sglang.worker.spec_inputs import FaserDraftState
 from faser_sglang.worker.verify import Verifier
@@ -43,19 +45,20 @@ class FaserWorker(BaseSpecWorker):
         self._target_worker = target_worker
         target = target_worker.model_runner.model_config
         self.context_len = target.context_len
-        self.drafter: Drafter = LmDrafter(
-            LmDraftWorker(server_args, gpu_id, nccl_port, target_worker),
-            width=self.cap + 1,
-            vocab_size=target.vocab_size,
+        self.drafter: Drafter = make_drafter(
+            self.config, self.cap, server_args, gpu_id, nccl_port, target_worker
         )
         self._draft_worker = self.drafter.draft_worker
-        self.verifier = Verifier(target_worker, self.cap + 1)
+        self.verifier = Verifier(
+            target_worker, self.cap + 1, reads_hidden=self.drafter.reads_hidden
+        )
         self.counters = RoundCounters()
         self.clock = PhaseClock()
         self._unread_rounds: deque[tuple[list[Any], IntArray]] = deque()
         self._being_read: dict[str, Any] = {}  # requests of the round that is being read
         self.policy: DepthPolicy | None = None  # filled by alloc_memory_pool, like the next
         self._last_position: IntArray | None = None
+        self._record: RoundRecord | None = None
 
     # -- start-up -------------------------------------------------------------------------
 
@@ -70,10 +73,11 @@ class FaserWorker(BaseSpecWorker):
         self.drafter.attach_pools(req_to_token_pool, slots)
         pool_rows = req_to_token_pool.req_to_token.shape[0]
         self._last_position = np.zeros(pool_rows, np.int64)
+        self._record = RoundRecord(pool_rows)
         self.policy = make_policy(
             self.config.depth,
             cap=self.cap,
-            pool_rows=pool_rows,
+            pool_rows=ARMS * pool_rows,  # each arm of a request learns on its own
             seed=get_device().random_seed,
             is_off=self.is_off,
         )
@@ -85,7 +89,8 @@ class FaserWorker(BaseSpecWorker):
 
     @property
     def spec_v2_attn_backends(self) -> tuple:
-        runners = [self.target_worker.model_runner, *self.draft_worker.draft_runners]
+        drafts = self.draft_worker.draft_runners if self.draft_worker else ()
+        runners = [self.target_worker.model_runner, *drafts]
         return tuple(runner.attn_backend for runner in runners)
 
     # -- one pass of the scheduler --------------------------------------------------------
@@ -104,12 +109,15 @@ class FaserWorker(BaseSpecWorker):
     def _prefill(
         self, batch: ScheduleBatch, on_publish: Callable[[torch.Tensor], None] | None
     ) -> GenerationBatchResult:
-        result = self.target_worker.forward_batch_generation(batch)
+        result = self.target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=self.verifier.capture
+        )
         result.new_seq_lens = batch.seq_lens
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         self._begin(batch)
-        self.drafter.prefill(batch, result.next_token_ids, is_off=self.is_off)
+        hidden, result.logits_output.hidden_states = result.logits_output.hidden_states, None
+        self.drafter.prefill(batch, result.next_token_ids, hidden, is_off=self.is_off)
         result.next_draft_input = FaserDraftState(bonus_tokens=result.next_token_ids)
         return result
 
@@ -122,12 +130,14 @@ class FaserWorker(BaseSpecWorker):
         drafts = self.drafter.draft(this_round) if this_round.max_depth else None
         self.clock.lap("draft")
         window = self.verifier.pack(this_round, self.req_to_token_pool.req_to_token)
-        verdict, logits_output, forward_batch = self.verifier.run(this_round, window, drafts)
+        verdict, hidden, logits_output, forward_batch = self.verifier.run(
+            this_round, window, drafts
+        )
         self.clock.lap("verify")
         new_seq_lens = this_round.lengths + verdict.accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
-        self.drafter.commit(this_round, window, verdict)
+        self.drafter.commit(this_round, window, verdict, hidden)
         self.clock.lap("commit")
         return GenerationBatchResult(
             logits_output=logits_output,
@@ -142,19 +152,32 @@ class FaserWorker(BaseSpecWorker):
     def _begin(self, batch: ScheduleBatch) -> None:
         """New requests on their rows of the pool."""
         rows = batch.req_pool_indices_cpu.numpy()
-        self.policy.reset(rows)
+        ends = np.asarray(batch.prefix_lens, np.int64) + np.asarray(batch.extend_lens, np.int64)
+        self._record.begin(rows, ends)
+        for arm in range(ARMS):
+            self.policy.reset(self._learner(rows, arm))
         self._last_position[rows] = [
             len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1 for req in batch.reqs
         ]
+
+    def _learner(self, rows: IntArray, arms: IntArray | int) -> IntArray:
+        """The policy's number for each request and arm."""
+        return rows + arms * len(self._last_position)
 
     def _plan(self, batch: ScheduleBatch) -> Round:
         """Depths of this round. The host knows every length: the scheduler waited for them."""
         rows = batch.req_pool_indices_cpu.numpy()
         lengths = batch.seq_lens_cpu.numpy().astype(np.int64)
-        last_depths, accepted = self.drafter.settle(rows, lengths)
-        was_drafted = last_depths > 0
-        self.policy.observe(rows[was_drafted], last_depths[was_drafted], accepted[was_drafted])
-        depths = self.policy.choose(rows, lengths, self._limits(rows, lengths))
+        depths, accepted = self._record.settle(rows, lengths)
+        learner = self._learner(rows, self._record.arm[rows])
+        was_drafted = depths > 0
+        self.policy.observe(learner[was_drafted], depths[was_drafted], accepted[was_drafted])
+        offer = self.drafter.offer(rows, lengths)
+        limits = np.minimum(offer.limits, self._limits(rows, lengths))
+        depths = self.policy.choose(
+            self._learner(rows, offer.arms), lengths, np.clip(limits, 0, self.cap)
+        )
+        self._record.plan(rows, lengths, depths, offer.arms)
         self._unread_rounds.append((list(batch.reqs), depths))
         device = batch.seq_lens.device
         return Round(
@@ -166,6 +189,7 @@ class FaserWorker(BaseSpecWorker):
             bonus=batch.spec_info.bonus_tokens,
             depths=torch.from_numpy(depths).to(device),
             depths_cpu=depths,
+            arms_cpu=offer.arms,
         )
 
     def _limits(self, rows: IntArray, lengths: IntArray) -> IntArray:
@@ -173,13 +197,10 @@ class FaserWorker(BaseSpecWorker):
 
         A window of depth d ends at position length + d. No token is emitted behind a request's
         last one, so drafts for positions beyond it are useless; the target's context ends at
-        ``context_len`` - 1; the draft runs all positions of a window but the last.
+        ``context_len`` - 1.
         """
         useful = self._last_position[rows] - 1 - lengths
-        in_context = self.context_len - 1 - lengths
-        in_draft_context = self.drafter.context_len - lengths
-        room = np.minimum(np.minimum(useful, in_context), in_draft_context)
-        return np.clip(room, 0, self.cap)
+        return np.minimum(useful, self.context_len - 1 - lengths)
 
     # -- accounting, on the host, when the scheduler reads a round's result -----------------
 
@@ -216,7 +237,7 @@ class FaserWorker(BaseSpecWorker):
             "mode": "off" if self.is_off else "serial",
             "drafter": self.drafter.kind,
             "depth_cap": self.cap,
-            "draft_context": self.drafter.context_len,
+            "draft_context": min(self.drafter.context_len, self.context_len),
             "attention_backend": type(self.target_worker.model_runner.attn_backend).__name__,
             "counters": self.counters.snapshot(),
             "host_ms_per_round": self.clock.snapshot(),

@@ -39,8 +39,8 @@ class TokenHistory:
         self._first[rows_cpu] = lengths_cpu
         self._ring[rows.long(), lengths % self.capacity] = bonus.to(torch.int64)
 
-    def commit(self, this_round: Round, tokens: torch.Tensor, accept_lens: torch.Tensor) -> None:
-        """Record the tokens [n, width] that a round emitted (``accept_lens`` of each row).
+    def commit(self, this_round: Round, tokens: torch.Tensor) -> None:
+        """Record the tokens [n, width] of a round's verdict.
 
         Tokens behind the accepted ones are recorded too; later rounds overwrite them.
         """

@@ -6,68 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
-from sglang.srt.layers.moe.utils import draft_model_build_scope
-from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
-from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
-from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from faser_sglang.control.types import IntArray
 from faser_sglang.worker.draft_kv import DraftKv
-from faser_sglang.worker.drafter import Drafter
+from faser_sglang.worker.drafter import Drafter, Offer
 from faser_sglang.worker.history import TokenHistory, request_tokens
-from faser_sglang.worker.packing import Round, make_forward_batch, pack_rows
+from faser_sglang.worker.packing import (
+    PackedRows,
+    Round,
+    deepest_first,
+    make_forward_batch,
+    pack_rows,
+    pick,
+    to_device,
+)
 from faser_sglang.worker.spec_inputs import FaserExtendInput
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
     from faser_sglang.kernels.reference import Verdict
-    from faser_sglang.worker.packing import PackedRows
-
-
-class LmDraftWorker(EagleDraftWorkerBase):
-    """SGLang's handle on the draft model: loading, pools, attention, memory reports."""
-
-    def __init__(
-        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
-    ) -> None:
-        super().__init__()
-        # The draft runs in the target's tensor-parallel layout.
-        self.parallel_layout = resolve_draft_parallel_layout(
-            DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
-        )
-        with (
-            draft_tp_context(self.parallel_layout),
-            draft_pp_context(),
-            draft_model_build_scope(),
-        ):
-            self.draft_worker = TpModelWorker(
-                server_args=server_args,
-                gpu_id=gpu_id,
-                nccl_port=nccl_port,
-                is_draft_worker=True,
-                context_length=target_worker.model_runner.model_config.context_len,
-            )
-        self.draft_runner = self.draft_worker.model_runner
-
-    def alloc_memory_pool(self, **pools: Any) -> None:
-        self.draft_worker.alloc_memory_pool(**pools)
-
-    def init_attention_backends(self) -> None:
-        with draft_tp_context(self.parallel_layout):
-            self.draft_worker.init_attention_backends()
-
-    def init_cuda_graphs(self) -> None:
-        with draft_tp_context(self.parallel_layout):
-            self.draft_worker.init_cuda_graphs(capture_decode_cuda_graph=False)
-
-    def draft(self) -> None:
-        raise NotImplementedError("LmDrafter drives the draft runner")
-
-    draft_extend = draft
+    from faser_sglang.worker.draft_model import DraftModelWorker
 
 
 class LmDrafter(Drafter):
@@ -79,7 +39,7 @@ class LmDrafter(Drafter):
 
     kind = "lm"
 
-    def __init__(self, draft_worker: LmDraftWorker, width: int, vocab_size: int) -> None:
+    def __init__(self, draft_worker: DraftModelWorker, width: int, vocab_size: int) -> None:
         self.draft_worker = draft_worker
         self.runner = draft_worker.draft_runner
         self.context_len = self.runner.model_config.context_len
@@ -96,7 +56,14 @@ class LmDrafter(Drafter):
         self.kv = DraftKv(pool_rows, slots, self.req_to_token.device)
         self.history = TokenHistory(pool_rows, self.width, self.req_to_token.device)
 
-    def prefill(self, batch: ScheduleBatch, bonus: torch.Tensor, *, is_off: bool) -> None:
+    def prefill(
+        self,
+        batch: ScheduleBatch,
+        bonus: torch.Tensor,
+        hidden: torch.Tensor | None,
+        *,
+        is_off: bool,
+    ) -> None:
         rows, rows_cpu = batch.req_pool_indices, batch.req_pool_indices_cpu.numpy()
         prefix_lens = np.asarray(batch.prefix_lens, np.int64)
         ends = prefix_lens + np.asarray(batch.extend_lens, np.int64)
@@ -106,24 +73,24 @@ class LmDrafter(Drafter):
         else:
             held, begins = np.minimum(ends, self.context_len), starts
             self._extend(batch, starts, held)
-        written = pack_rows(self.req_to_token, rows, _to(rows, begins), ends - begins)
-        self.kv.mark(written, _to(rows, held))
+        written = pack_rows(self.req_to_token, rows, to_device(rows, begins), ends - begins)
+        self.kv.mark(written, to_device(rows, held))
         self.kv.begin(rows_cpu, ends, held)
-        self.history.begin(rows, rows_cpu, _to(rows, ends), ends, bonus)
+        self.history.begin(rows, rows_cpu, to_device(rows, ends), ends, bonus)
 
-    def settle(self, rows: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
-        return self.kv.settle(rows, lengths)
+    def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
+        self.kv.settle(rows, lengths)
+        return Offer(self.context_len - lengths, np.zeros_like(rows))
 
     def draft(self, this_round: Round) -> torch.Tensor:
         depths = this_round.depths_cpu
-        # Deepest first: the requests of every step are then a prefix of those of the one before.
-        members = np.argsort(-depths, kind="stable")[: np.count_nonzero(depths)]
-        rows = _pick(this_round.rows, members)
+        members = deepest_first(depths)
+        rows = pick(this_round.rows, members)
         drafts = this_round.bonus.new_zeros(
             (this_round.size, this_round.max_depth), dtype=torch.int64
         )
         tokens = self._first_step(this_round, members, rows)
-        members_on_device = _to(rows, members)
+        members_on_device = to_device(rows, members)
         drafts[members_on_device, 0] = tokens
         for step in range(1, this_round.max_depth):
             alive = int(np.count_nonzero(depths > step))
@@ -131,16 +98,22 @@ class LmDrafter(Drafter):
             drafts[members_on_device[:alive], step] = tokens
         return drafts
 
-    def commit(self, this_round: Round, window: PackedRows, verdict: Verdict) -> None:
+    def commit(
+        self,
+        this_round: Round,
+        window: PackedRows,
+        verdict: Verdict,
+        hidden: torch.Tensor | None,
+    ) -> None:
         self.kv.plan(this_round)
         self.kv.commit(this_round, window, verdict.accept_lens)
-        self.history.commit(this_round, verdict.tokens, verdict.accept_lens)
+        self.history.commit(this_round, verdict.tokens)
 
     def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> torch.Tensor:
         """Catch up to the bonus token and draft behind it; tokens [len(members)]."""
         lengths = this_round.lengths_cpu[members]
         starts = self.kv.valid_len[this_round.rows_cpu[members]]
-        packed = pack_rows(self.req_to_token, rows, _to(rows, starts), lengths + 1 - starts)
+        packed = pack_rows(self.req_to_token, rows, to_device(rows, starts), lengths + 1 - starts)
         forward_batch = make_forward_batch(
             this_round.batch,
             self.runner,
@@ -150,12 +123,12 @@ class LmDrafter(Drafter):
             input_ids=self._known(self.history.gather(this_round, members, packed)),
             positions=packed.positions,
             slots=packed.slots,
-            seq_lens=_pick(this_round.lengths, members) + 1,
+            seq_lens=pick(this_round.lengths, members) + 1,
             seq_lens_cpu=lengths + 1,
             spec_info=FaserExtendInput(positions=packed.positions, select_index=packed.last_rows),
             extend_lens=packed.lengths_cpu,
         )
-        self.kv.mark(packed, _pick(this_round.lengths, members) + 1)
+        self.kv.mark(packed, pick(this_round.lengths, members) + 1)
         return self._argmax(forward_batch)
 
     def _step(
@@ -167,7 +140,7 @@ class LmDrafter(Drafter):
         step: int,
     ) -> torch.Tensor:
         """Run draft ``step`` [len(members)] at its position and draft the next one."""
-        positions = _pick(this_round.lengths, members) + step
+        positions = pick(this_round.lengths, members) + step
         forward_batch = make_forward_batch(
             this_round.batch,
             self.runner,
@@ -188,8 +161,10 @@ class LmDrafter(Drafter):
         members = np.flatnonzero(lengths)
         if members.size == 0:
             return
-        rows = _pick(batch.req_pool_indices, members)
-        packed = pack_rows(self.req_to_token, rows, _to(rows, starts[members]), lengths[members])
+        rows = pick(batch.req_pool_indices, members)
+        packed = pack_rows(
+            self.req_to_token, rows, to_device(rows, starts[members]), lengths[members]
+        )
         if packed.owners.numel() == batch.input_ids.numel():
             input_ids = batch.input_ids  # nothing was missing: the rows the target ran
         else:
@@ -204,7 +179,7 @@ class LmDrafter(Drafter):
             input_ids=self._known(input_ids),
             positions=packed.positions,
             slots=packed.slots,
-            seq_lens=_to(rows, ends[members]),
+            seq_lens=to_device(rows, ends[members]),
             seq_lens_cpu=ends[members],
             # The logits are not needed; one row keeps the vocabulary's matrix out of the way.
             spec_info=FaserExtendInput(
@@ -212,24 +187,11 @@ class LmDrafter(Drafter):
             ),
             extend_lens=packed.lengths_cpu,
         )
-        self._forward(forward_batch)
+        self.draft_worker.forward(forward_batch)
 
     def _known(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Ids within the draft's embedding, where its vocabulary has fewer padding rows."""
         return input_ids if self._last_id is None else input_ids.clamp(max=self._last_id)
 
     def _argmax(self, forward_batch: Any) -> torch.Tensor:
-        return self._forward(forward_batch).next_token_logits.argmax(dim=-1)
-
-    def _forward(self, forward_batch: Any) -> Any:
-        with draft_tp_context(self.draft_worker.parallel_layout):
-            return self.runner.forward(forward_batch).logits_output
-
-
-def _pick(values: torch.Tensor, members: IntArray) -> torch.Tensor:
-    return values[_to(values, members)]
-
-
-def _to(like: torch.Tensor, values: IntArray) -> torch.Tensor:
-    """``values`` on the device of ``like``."""
-    return torch.from_numpy(values).to(like.device)
+        return self.draft_worker.forward(forward_batch).next_token_logits.argmax(dim=-1)

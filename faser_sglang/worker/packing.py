@@ -30,7 +30,7 @@ class Round:
 
     ``rows`` are their rows of the request pool; ``lengths`` their committed lengths L, whose KV
     is final; ``bonus`` the token at position L, sampled and not yet run; ``depths`` the drafts
-    to verify. ``*_cpu`` mirror the tensors on the host.
+    to verify, ``arms`` where they come from. ``*_cpu`` are on the host.
     """
 
     batch: ScheduleBatch
@@ -41,6 +41,7 @@ class Round:
     bonus: torch.Tensor  # [n]
     depths: torch.Tensor  # [n]
     depths_cpu: IntArray  # [n]
+    arms_cpu: IntArray  # [n]
 
     @property
     def size(self) -> int:
@@ -81,6 +82,21 @@ def pack_rows(
     return PackedRows(owners, positions, slots, lengths.tolist())
 
 
+def deepest_first(depths: IntArray) -> IntArray:
+    """Requests that draft at all; those of every further step are then a prefix."""
+    return np.argsort(-depths, kind="stable")[: np.count_nonzero(depths)]
+
+
+def pick(values: torch.Tensor, members: IntArray) -> torch.Tensor:
+    """``values[members]`` for numbers on the host."""
+    return values[to_device(values, members)]
+
+
+def to_device(like: torch.Tensor, values: IntArray) -> torch.Tensor:
+    """``values`` on the device of ``like``."""
+    return torch.from_numpy(values).to(like.device)
+
+
 def make_forward_batch(
     batch: ScheduleBatch,
     runner: ModelRunner,
@@ -95,6 +111,7 @@ def make_forward_batch(
     seq_lens_cpu: IntArray,
     spec_info: SpecInput | None = None,
     extend_lens: list[int] | None = None,
+    capture: CaptureHiddenMode = CaptureHiddenMode.NULL,
 ) -> ForwardBatch:
     """A pass over packed rows of the requests ``members`` of ``batch``.
 
@@ -135,7 +152,7 @@ def make_forward_batch(
     forward_batch = ForwardBatch.init_new(
         view,
         runner,
-        capture_hidden_mode=CaptureHiddenMode.NULL,
+        capture_hidden_mode=capture,
         return_hidden_states_before_norm=False,
         extend_position_info=position_info,
     )

@@ -49,10 +49,23 @@ class FaserExtendInput(SpecInput):
 
     positions: torch.Tensor | None = None  # [rows]
     select_index: torch.Tensor | None = None  # [n] last row of each request
+    hidden_states: torch.Tensor | None = None  # [rows, ·] what an EAGLE head continues
     capture_hidden_mode: CaptureHiddenMode = CaptureHiddenMode.NULL
 
     def __post_init__(self) -> None:
         super().__init__(SpecInputType.EAGLE_DRAFT_EXTEND)
+
+
+@dataclass
+class FaserStepInput(SpecInput):
+    """One row for each drafting request: a step of an EAGLE head's chain."""
+
+    positions: torch.Tensor | None = None  # [n]
+    hidden_states: torch.Tensor | None = None  # [n, hidden] the head's state before the step
+    capture_hidden_mode: CaptureHiddenMode = CaptureHiddenMode.LAST
+
+    def __post_init__(self) -> None:
+        super().__init__(SpecInputType.EAGLE_DRAFT)
 
 
 @dataclass

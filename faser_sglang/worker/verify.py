@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 
 from faser_sglang.kernels.reference import Verdict, ragged_accept
 from faser_sglang.worker.packing import PackedRows, Round, make_forward_batch, pack_rows
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 class Verifier:
     """Runs windows through the target and accepts what the target itself would have said."""
 
-    def __init__(self, target_worker: TpModelWorker, width: int) -> None:
+    def __init__(
+        self, target_worker: TpModelWorker, width: int, *, reads_hidden: bool = False
+    ) -> None:
+        self.capture = CaptureHiddenMode.FULL if reads_hidden else CaptureHiddenMode.NULL
         self.worker = target_worker
         self.runner = target_worker.model_runner
         self.width = width  # columns of the padded result: the depth cap + 1
@@ -34,15 +37,16 @@ class Verifier:
 
     def run(
         self, this_round: Round, window: PackedRows, drafts: torch.Tensor | None
-    ) -> tuple[Verdict, LogitsProcessorOutput, Any]:
+    ) -> tuple[Verdict, torch.Tensor | None, LogitsProcessorOutput, Any]:
         """Verify and accept.
 
         Args:
             drafts: [n, max_depth], or None if no request drafts.
 
         Returns:
-            the verdict (tokens padded to [n, width]), the target's output with logprobs padded
-            likewise, and the ForwardBatch to keep alive.
+            the verdict (tokens padded to [n, width]), the target's hidden states of every row if
+            the drafter reads them, its output with logprobs padded, and the ForwardBatch to keep
+            alive.
         """
         offsets = window.positions - this_round.lengths[window.owners]
         tokens = _window_tokens(this_round, window, offsets, drafts)
@@ -62,7 +66,9 @@ class Verifier:
                 positions=window.positions,
                 ragged_verify_layout=make_layout(window.lengths_cpu, tokens.device),
                 draft_token_num=this_round.max_depth + 1,
+                capture_hidden_mode=self.capture,
             ),
+            capture=self.capture,
         )
         output = self.worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True
@@ -72,8 +78,9 @@ class Verifier:
         verdict = self._accept(this_round, window, offsets, sampled, drafts)
         if this_round.batch.return_logprob:
             pad_logprobs(logits_output, window, offsets, this_round.size, self.width)
+        hidden, logits_output.hidden_states = logits_output.hidden_states, None
         logits_output.next_token_logits = None
-        return verdict, logits_output, forward_batch
+        return verdict, hidden, logits_output, forward_batch
 
     def _accept(
         self,

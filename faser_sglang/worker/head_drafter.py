@@ -1,0 +1,202 @@
+"""EAGLE and EAGLE3 heads: one layer that continues the target's own hidden states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.speculative.eagle_utils import _eagle_prefill_tail_tokens
+
+from faser_sglang.control.types import IntArray
+from faser_sglang.worker.drafter import Drafter, Offer
+from faser_sglang.worker.packing import (
+    PackedRows,
+    Round,
+    deepest_first,
+    make_forward_batch,
+    pack_rows,
+    pick,
+    to_device,
+)
+from faser_sglang.worker.spec_inputs import FaserExtendInput, FaserStepInput
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+    from faser_sglang.kernels.reference import Verdict
+    from faser_sglang.worker.draft_model import HeadWorker
+
+
+class HeadDrafter(Drafter):
+    """Greedy chains of an EAGLE head.
+
+    The head's slot p holds token p + 1 and the target's hidden states at p (SGLang's layout).
+    Every pass of the target, prefill or verification, is followed by one pass of the head over
+    the same rows: it writes the slots of what was accepted, overwrites those of the drafts, and
+    its last accepted row is the first draft of the next round. So there is never a gap, whatever
+    the depths; depth d takes d - 1 further passes.
+    """
+
+    reads_hidden = True
+
+    def __init__(self, draft_worker: HeadWorker, kind: str) -> None:
+        self.kind = kind
+        self.draft_worker = draft_worker
+        self.runner = draft_worker.draft_runner
+        self.context_len = self.runner.model_config.context_len
+        self.req_to_token: torch.Tensor | None = None  # filled by attach_pools
+        self._first: torch.Tensor | None = None  # [pool rows] the next round's first draft
+        self._hidden: torch.Tensor | None = None  # [pool rows, hidden] the head's state behind it
+
+    def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
+        self.req_to_token = req_to_token_pool.req_to_token
+        rows, device = self.req_to_token.shape[0], self.req_to_token.device
+        self._first = torch.zeros(rows, dtype=torch.int64, device=device)
+        config = self.runner.model_config
+        self._hidden = torch.zeros(rows, config.hidden_size, dtype=config.dtype, device=device)
+
+    def prefill(
+        self,
+        batch: ScheduleBatch,
+        bonus: torch.Tensor,
+        hidden: torch.Tensor | None,
+        *,
+        is_off: bool,
+    ) -> None:
+        if is_off:
+            return
+        starts = np.asarray(batch.prefix_lens, np.int64)
+        rows_each = np.asarray(batch.extend_lens, np.int64)
+        # Each row's next token: the row behind it, and at a chunk's end the prompt's next token or
+        # the sampled one.
+        tokens = torch.roll(batch.input_ids, -1).to(torch.int64)
+        ends = to_device(tokens, np.cumsum(rows_each) - 1)
+        tokens[ends] = _eagle_prefill_tail_tokens(batch, bonus).to(torch.int64)
+        self._extend(batch, batch.req_pool_indices, starts, rows_each, tokens, hidden)
+
+    def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
+        return Offer(self.context_len - lengths, np.zeros_like(rows))
+
+    def draft(self, this_round: Round) -> torch.Tensor:
+        depths = this_round.depths_cpu
+        members = deepest_first(depths)
+        rows = pick(this_round.rows, members)
+        drafts = this_round.bonus.new_zeros(
+            (this_round.size, this_round.max_depth), dtype=torch.int64
+        )
+        tokens, hidden = self._first[rows.long()], self._hidden[rows.long()]
+        places = to_device(rows, members)
+        drafts[places, 0] = tokens
+        for step in range(1, this_round.max_depth):
+            alive = int(np.count_nonzero(depths > step))
+            tokens, hidden = self._step(
+                this_round, members[:alive], rows[:alive], tokens[:alive], hidden[:alive], step
+            )
+            drafts[places[:alive], step] = tokens
+        return drafts
+
+    def commit(
+        self,
+        this_round: Round,
+        window: PackedRows,
+        verdict: Verdict,
+        hidden: torch.Tensor | None,
+    ) -> None:
+        offsets = window.positions - this_round.lengths[window.owners]
+        tokens = verdict.tokens[window.owners, offsets].to(torch.int64)
+        self._extend(
+            this_round.batch,
+            this_round.rows,
+            this_round.lengths_cpu,
+            np.asarray(window.lengths_cpu, np.int64),
+            tokens,
+            hidden,
+            last=verdict.accept_lens.to(torch.int64) - 1,
+        )
+
+    def _extend(
+        self,
+        batch: ScheduleBatch,
+        rows: torch.Tensor,
+        starts: IntArray,
+        rows_each: IntArray,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        last: torch.Tensor | None = None,
+    ) -> None:
+        """Run the head over the target's packed rows and keep each request's first draft.
+
+        Args:
+            starts, rows_each: [n] first position and rows of each request.
+            tokens: [rows] the token behind each. hidden: [rows, ·] the target's states.
+            last: [n] the row, counted in its request, that the next draft follows; None: the last.
+        """
+        fits = np.clip(self.context_len - starts, 0, rows_each)
+        members = np.flatnonzero(fits)
+        if members.size == 0:
+            return
+        if not np.array_equal(fits, rows_each):  # beyond the head's context nothing is run
+            places = np.arange(rows_each.sum()) - np.repeat(
+                np.cumsum(rows_each) - rows_each, rows_each
+            )
+            kept = to_device(tokens, np.flatnonzero(places < np.repeat(fits, rows_each)))
+            tokens, hidden = tokens[kept], hidden[kept]
+        fits = fits[members]
+        rows, starts = pick(rows, members), starts[members]
+        packed = pack_rows(self.req_to_token, rows, to_device(rows, starts), fits)
+        select = packed.last_rows
+        if last is not None:
+            select = select - torch.clamp(to_device(rows, fits - 1) - pick(last, members), min=0)
+        forward_batch = make_forward_batch(
+            batch,
+            self.runner,
+            ForwardMode.DRAFT_EXTEND_V2,
+            members=members,
+            rows=rows,
+            input_ids=tokens,
+            positions=packed.positions,
+            slots=packed.slots,
+            seq_lens=to_device(rows, starts + fits),
+            seq_lens_cpu=starts + fits,
+            spec_info=FaserExtendInput(
+                positions=packed.positions, select_index=select, hidden_states=hidden
+            ),
+            extend_lens=packed.lengths_cpu,
+            capture=CaptureHiddenMode.LAST,
+        )
+        self._first[rows.long()], self._hidden[rows.long()] = self._forward(forward_batch)
+
+    def _step(
+        self,
+        this_round: Round,
+        members: IntArray,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        step: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draft the token behind draft ``step`` [len(members)], and the state behind it."""
+        positions = pick(this_round.lengths, members) + (step - 1)
+        forward_batch = make_forward_batch(
+            this_round.batch,
+            self.runner,
+            ForwardMode.DECODE,
+            members=members,
+            rows=rows,
+            input_ids=tokens,
+            positions=positions,
+            slots=self.req_to_token[rows.long(), positions].long(),
+            seq_lens=positions + 1,
+            seq_lens_cpu=this_round.lengths_cpu[members] + step,
+            spec_info=FaserStepInput(positions=positions, hidden_states=hidden),
+            capture=CaptureHiddenMode.LAST,
+        )
+        return self._forward(forward_batch)
+
+    def _forward(self, forward_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.draft_worker.forward(forward_batch)
+        tokens = output.next_token_logits.argmax(dim=-1)
+        hot = self.draft_worker.hot_token_id
+        return (tokens if hot is None else hot[tokens]), output.hidden_states
