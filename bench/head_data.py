@@ -34,214 +34,26 @@ SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 HELD_OUT = {"humaneval": 164, "mtbench": 80, "gsm8k": 100}
 SHARED_WORDS = 8
 
-NAMES = [
-    "Tom",
-    "Maria",
-    "Ahmed",
-    "Lucy",
-    "Ivan",
-    "Grace",
-    "Pedro",
-    "Mei",
-    "Oscar",
-    "Nina",
-    "Farid",
-    "Ella",
-    "Hugo",
-    "Priya",
-    "Sam",
-    "Lena",
-    "Karl",
-    "Ruth",
-    "Diego",
-    "Anna",
-    "Yusuf",
-    "Clara",
-    "Felix",
-    "Joan",
-    "Omar",
-    "Rosa",
-    "Peter",
-    "Lily",
-    "Bruno",
-    "Eva",
-    "Marco",
-    "Tina",
-    "Leo",
-    "Sara",
-    "Paul",
-    "Zoe",
-]
-STARTS = [
-    "has {n}",
-    "buys {n}",
-    "bakes {n}",
-    "reads {n} pages",
-    "walks {n} miles",
-    "earns ${n}",
-    "sells {n}",
-    "plants {n}",
-    "saves ${n}",
-    "runs {n} laps",
-    "paints {n}",
-    "drives {n} miles",
-    "collects {n}",
-    "spends ${n}",
-    "makes {n}",
-]
-VERBS = [
-    "count",
-    "find",
-    "sum",
-    "filter",
-    "sort",
-    "merge",
-    "reverse",
-    "split",
-    "check",
-    "compute",
-    "remove",
-    "is",
-    "get",
-    "max",
-    "min",
-    "parse",
-    "convert",
-    "group",
-    "rotate",
-    "encode",
-    "decode",
-    "search",
-    "format",
-    "build",
-    "normalize",
-    "select",
-    "update",
-    "validate",
-]
-NOUNS = [
-    "words",
-    "numbers",
-    "list",
-    "string",
-    "digits",
-    "primes",
-    "pairs",
-    "vowels",
-    "matrix",
-    "tree",
-    "dates",
-    "names",
-    "intervals",
-    "characters",
-    "elements",
-    "duplicates",
-    "items",
-    "values",
-    "keys",
-    "path",
-    "lines",
-    "tokens",
-    "bits",
-    "grid",
-    "stack",
-    "queue",
-]
-ASKS = [
-    "Write a",
-    "Explain",
-    "What is",
-    "How do I",
-    "Can you",
-    "Describe",
-    "Give me",
-    "I want to",
-    "Imagine",
-    "Compose",
-    "Why do",
-    "Summarize",
-    "Compare",
-    "Who",
-    "What are the",
-    "Help me",
-    "Tell me",
-    "List",
-    "Translate",
-    "Rewrite",
-    "Suppose",
-    "Is it",
-    "You are a",
-    "Please",
-    "Draft an email",
-    "Create a",
-    "Could you",
-    "Identify",
-    "Discuss",
-    "Pretend",
-    "As a",
-    "In the",
-    "When",
-    "Given the",
-    "Edit the",
-    "Analyze",
-    "Evaluate",
-    "Design",
-    "Provide",
-    "Recommend",
-    "Which",
-    "Do you",
-    "Classify",
-]
-CODE_ASKS = [
-    "Write a Python function",
-    "Implement a function in Python",
-    "Write a program that",
-    "Write a C++ program",
-    "How can I write code",
-    "Complete the following Python function:\n\n",
-    "Fix this code:\n\n",
-    "Write a SQL query",
-    "Implement the",
-    "Write a JavaScript function",
-]
-MATHS_ASKS = [
-    "Solve",
-    "Calculate",
-    "What is the value of",
-    "If a",
-    "A train",
-    "A store sells",
-    "The sum of",
-    "A farmer has",
-    "Find the",
-    "Simplify",
-    "How many",
-    "A rectangle",
-    "Let x",
-    "There are {n}",
-    "A bag contains {n}",
-    "A class of {n} students",
-    "In a garden",
-    "The price of",
-    "Each",
-    "A recipe",
-]
+WORDS = json.loads((Path(__file__).parent / "head_openings.json").read_text())
 
 
 def opening(rng: random.Random) -> str:
     """The first words of a user's turn: a third each of chat, maths and code."""
-    kind = rng.random()
-    n = rng.randint(2, 200)
-    if kind < 0.34:
-        return rng.choice(ASKS) if rng.random() < 0.9 else ""
-    if kind < 0.67:
+
+    def word(kind: str) -> str:
+        return rng.choice(WORDS[kind])
+
+    topic, n = rng.random(), rng.randint(2, 200)
+    if topic < 0.34:
+        return word("asks") if rng.random() < 0.9 else ""
+    if topic < 0.67:
         if rng.random() < 0.6:
-            return f"{rng.choice(NAMES)} {rng.choice(STARTS).format(n=n)}"
-        return rng.choice(MATHS_ASKS).format(n=n)
+            return f"{word('names')} {word('starts').format(n=n)}"
+        return word("maths_asks").format(n=n)
     if rng.random() < 0.4:
-        return rng.choice(CODE_ASKS)
+        return word("code_asks")
     head = rng.choice(("", "", "from typing import List\n\n\n", "import math\n\n\n", "\n"))
-    return f"{head}def {rng.choice(VERBS)}_{rng.choice(NOUNS)}("
+    return f"{head}def {word('verbs')}_{word('nouns')}("
 
 
 def runs_of_words(text: str) -> set[tuple[str, ...]]:
@@ -323,9 +135,8 @@ class Slots:
 
     def step(self) -> None:
         """Run one token of every conversation and append one where its text is used up."""
-        tokens = torch.tensor(
-            [text[n] for text, n in zip(self.text, self.length.tolist(), strict=True)]
-        )
+        lengths = self.length.tolist()
+        tokens = torch.tensor([text[n] for text, n in zip(self.text, lengths, strict=True)])
         logits = self._forward(tokens)
         top = logits.topk(64, dim=-1)
         total = logits.logsumexp(-1, keepdim=True)

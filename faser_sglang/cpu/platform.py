@@ -84,7 +84,7 @@ class FaserCpuPlatform(CpuDeviceMixin, SRTPlatform):
                     count,
                 )
         if llama.use_direct_stack(model):
-            logger.info("CPU platform: the layers of this Llama run through a direct stack.")
+            logger.info("CPU platform: the layers of this model run through a direct stack.")
 
     def get_torch_profiler_activity_str(self) -> str:
         return "CPU"

@@ -10,6 +10,7 @@ from typing import Any
 
 from faser_sglang.compat import HookType, is_faser_process
 from faser_sglang.hooks import Hook
+from faser_sglang.request_params import max_depth
 
 _MODULE = "sglang.srt.managers.tokenizer_manager"
 
@@ -42,8 +43,11 @@ def unsupported(request: Any) -> list[str]:
 
 
 def _check(tokenized: Any, *_args: Any, **_kwargs: Any) -> None:
+    from sglang.srt.runtime_context import get_spec
+
     if not hasattr(tokenized, "custom_logit_processor") or not is_faser_process():
         return  # an embedding request, or another algorithm
+    max_depth(tokenized.sampling_params.custom_params, get_spec().speculative_num_steps)
     names = unsupported(tokenized)
     if names:
         raise ValueError(

@@ -18,6 +18,7 @@ from faser_sglang.control.metrics import PhaseClock, RoundCounters
 from faser_sglang.control.policy import DepthPolicy, make_policy
 from faser_sglang.control.record import RoundRecord
 from faser_sglang.control.types import IntArray
+from faser_sglang.request_params import max_depth
 from faser_sglang.worker.drafter import ARMS
 from faser_sglang.worker.make_drafter import make_drafter
 from faser_sglang.worker.packing import Round
@@ -58,6 +59,7 @@ class FaserWorker(BaseSpecWorker):
         self._being_read: dict[str, Any] = {}  # requests of the round that is being read
         self.policy: DepthPolicy | None = None  # filled by alloc_memory_pool, like the next
         self._last_position: IntArray | None = None
+        self._max_depth: IntArray | None = None
         self._record: RoundRecord | None = None
 
     # -- start-up -------------------------------------------------------------------------
@@ -73,6 +75,7 @@ class FaserWorker(BaseSpecWorker):
         self.drafter.attach_pools(req_to_token_pool, slots)
         pool_rows = req_to_token_pool.req_to_token.shape[0]
         self._last_position = np.zeros(pool_rows, np.int64)
+        self._max_depth = np.zeros(pool_rows, np.int64)
         self._record = RoundRecord(pool_rows)
         self.policy = make_policy(
             self.config.depth,
@@ -160,6 +163,10 @@ class FaserWorker(BaseSpecWorker):
             len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1 for req in batch.reqs
         ]
 
+        self._max_depth[rows] = [
+            max_depth(req.sampling_params.custom_params, self.cap) for req in batch.reqs
+        ]
+
     def _learner(self, rows: IntArray, arms: IntArray | int) -> IntArray:
         """The policy's number for each request and arm."""
         return rows + arms * len(self._last_position)
@@ -193,14 +200,15 @@ class FaserWorker(BaseSpecWorker):
         )
 
     def _limits(self, rows: IntArray, lengths: IntArray) -> IntArray:
-        """The deepest draft [n] that can be of use and has room.
+        """The deepest draft [n] that can be of use, has room and is admitted.
 
         A window of depth d ends at position length + d. No token is emitted behind a request's
         last one, so drafts for positions beyond it are useless; the target's context ends at
         ``context_len`` - 1.
         """
         useful = self._last_position[rows] - 1 - lengths
-        return np.minimum(useful, self.context_len - 1 - lengths)
+        in_context = self.context_len - 1 - lengths
+        return np.minimum(np.minimum(useful, in_context), self._max_depth[rows])
 
     # -- accounting, on the host, when the scheduler reads a round's result -----------------
 
