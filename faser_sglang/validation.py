@@ -26,7 +26,9 @@ def validate(server_args: Any) -> None:
     settings = config.load()
     refuse_flags(server_args)
     settings.check_cap(depth_cap(server_args))
-    config.resolve_model_kind(check_draft(server_args, settings.drafter))
+    kind = check_draft(server_args, settings.drafter)
+    check_window(server_args, kind)
+    config.resolve_model_kind(kind)
     hooks.install("launcher")
 
 
@@ -62,6 +64,27 @@ def check_draft(args: Any, drafter: str) -> str:
     return kind
 
 
+def check_window(args: Any, kind: str) -> None:
+    """Refuse ``--speculative-draft-window-size`` where nothing would honour it.
+
+    SGLang honours it for EAGLE3 heads, FASER's CPU platform for a language model.
+    """
+    if args.speculative_draft_window_size is None:
+        return
+    is_cpu = str(args.device or "").startswith("cpu")
+    if kind == "eagle3" or (kind == "lm" and is_cpu):
+        # SGLang warns that the flag has no effect for algorithms that it does not know.
+        logging.getLogger("sglang.srt.arg_groups.speculative_hook").addFilter(
+            lambda record: "--speculative-draft-window-size has no effect" not in record.msg
+        )
+        return
+    what = {"lm": "a language model on a GPU", "none": "lookup, which has no draft KV"}
+    raise ValueError(
+        f"--speculative-draft-window-size is not served for {what.get(kind, 'EAGLE heads')}; "
+        "leave it out."
+    )
+
+
 def refuse_flags(args: Any) -> None:
     """Raise ValueError for the first flag that FASER cannot serve (yet)."""
     steps = args.speculative_num_steps
@@ -93,7 +116,6 @@ def _unserved(args: Any) -> dict[str, bool]:
         "--disaggregation-mode": args.disaggregation_mode != "null",
         "--speculative-adaptive": bool(args.speculative_adaptive),
         "--speculative-token-map": args.speculative_token_map is not None,
-        "--speculative-draft-window-size": args.speculative_draft_window_size is not None,
         "--speculative-use-rejection-sampling": bool(args.speculative_use_rejection_sampling),
         "--speculative-use-block-verification": bool(args.speculative_use_block_verification),
         "--speculative-accept-threshold-single below 1": (

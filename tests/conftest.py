@@ -25,8 +25,8 @@ def tiny_models() -> tuple[str, str]:
 
 @pytest.fixture(scope="session")
 def demo_pair() -> tuple[str, str]:
-    """SmolLM2-135M-Instruct and 27 of its layers."""
-    return str(demo_models.build("target")), str(demo_models.build("lm-drafter"))
+    """SmolLM2-135M-Instruct and its EAGLE3 head."""
+    return str(demo_models.build("target")), str(demo_models.build("eagle3"))
 
 
 @pytest.fixture(scope="session")
@@ -54,9 +54,33 @@ def tiny_servers(tiny_models: tuple[str, str]) -> Iterator[tuple[Server, Server]
 
 
 @pytest.fixture(scope="session")
+def head_servers() -> Iterator[tuple[Server, Server]]:
+    """A tiny target without speculation, and with an EAGLE3 head and lookup at random depths."""
+    target, head = demo_models.build("tiny-flat"), demo_models.build("tiny-flat-eagle3")
+    args = [*COMMON, "--chunked-prefill-size", "64", "--context-length", str(CONTEXT)]
+    servers = [
+        Server(target, args=args, name="flat-base"),
+        Server(
+            target,
+            draft=head,
+            args=[*args, "--faser-depth", "random", "--faser-drafter", "hybrid"],
+            env={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
+            name="flat-hybrid",
+        ),
+    ]
+    start_all(servers)
+    try:
+        yield servers[0], servers[1]
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
 def demo_server(demo_pair: tuple[str, str]) -> Iterator[Server]:
-    """The demo target under FASER with its defaults: what SGLang's own kits are run against."""
+    """The demo target with the hybrid drafter: what SGLang's own kits are run against."""
     target, draft = demo_pair
     env = {"OMP_NUM_THREADS": "2"}  # the tiny servers are idle while this one works
-    with Server(target, draft=draft, env=env, name="demo-faser") as server:
+    args = ["--faser-drafter", "hybrid"]
+    with Server(target, draft=draft, args=args, env=env, name="demo-faser") as server:
         yield server

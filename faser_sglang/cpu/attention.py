@@ -8,14 +8,20 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.ragged_verify import resolve_ragged_verify_layout
 from torch.nn.functional import scaled_dot_product_attention
 
-from faser_sglang.cpu.plan import Group, make_groups
+from faser_sglang.cpu.plan import Group, Window, make_groups
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+
+# The first tokens draw much of a language model's attention (StreamingLLM, arXiv 2309.17453): a
+# window without them costs acceptance.
+DEFAULT_SINK = 4
 
 
 class CpuAttentionBackend(AttentionBackend):
@@ -33,6 +39,7 @@ class CpuAttentionBackend(AttentionBackend):
         self.req_to_token_pool = model_runner.req_to_token_pool
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.forward_metadata: list[Group] | None = None
+        self.window = _draft_window(model_runner)
 
     def support_triton(self) -> bool:
         return False
@@ -47,6 +54,7 @@ class CpuAttentionBackend(AttentionBackend):
             kv_lens,
             self.req_to_token_pool.req_to_token,
             forward_batch.req_pool_indices,
+            self.window,
         )
 
     def forward_decode(
@@ -98,6 +106,14 @@ class CpuAttentionBackend(AttentionBackend):
                 part = _attend(group, q.index_select(0, group.q_rows), keys, values, layer)
                 out.index_copy_(0, group.out_rows, part.index_select(0, group.out_from))
         return out
+
+
+def _draft_window(model_runner: Any) -> Window | None:
+    """The window of a draft that is a language model; a head's is SGLang's own affair."""
+    if not (model_runner.is_draft_worker and model_runner.spec_algorithm.is_standalone()):
+        return None
+    recent, sink = get_spec().speculative_draft_window_size, get_spec().speculative_draft_sink_size
+    return Window(recent, DEFAULT_SINK if sink is None else sink) if recent else None
 
 
 def _row_lengths(forward_batch: ForwardBatch) -> tuple[list[int], list[int]]:

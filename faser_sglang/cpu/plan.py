@@ -77,13 +77,24 @@ class Group:
         return mask.repeat(1, heads_per_group, 1).unsqueeze(1)
 
 
+class Window(NamedTuple):
+    """Of a long text, a row sees its first ``sink`` tokens and the ``recent`` before it."""
+
+    recent: int
+    sink: int
+
+
 class Segment(NamedTuple):
-    """Rows ``row`` .. ``row + q_len`` of the packed pass, the last of ``kv_len`` tokens."""
+    """Rows ``row`` .. ``row + q_len`` of the packed pass, the last of ``kv_len`` tokens.
+
+    Of the request's tokens, ``skipped`` behind a window's sink are left out.
+    """
 
     request: int
     row: int
     q_len: int
     kv_len: int
+    skipped: int = 0
 
 
 def make_groups(
@@ -91,6 +102,7 @@ def make_groups(
     kv_lens: Sequence[int],
     req_to_token: torch.Tensor,
     req_pool_indices: torch.Tensor,
+    window: Window | None = None,
 ) -> list[Group]:
     """Groups of a packed pass over CPU tensors.
 
@@ -98,15 +110,21 @@ def make_groups(
         q_lens, kv_lens: per request, kv_lens[i] >= q_lens[i] >= 0 with the queries included;
             requests without rows are left out.
         req_to_token: [pool rows, tokens] slots. req_pool_indices: [requests].
+        window: what the first row of a segment sees; the rows behind it see as much and the
+            rows between. None: all.
     """
-    segments = split(q_lens, kv_lens)
+    segments = split(q_lens, kv_lens, window)
     return [
-        _make_group(members, sum(q_lens), req_to_token, req_pool_indices)
+        _make_group(
+            members, sum(q_lens), req_to_token, req_pool_indices, window.sink if window else 0
+        )
         for members in partition(segments)
     ]
 
 
-def split(q_lens: Sequence[int], kv_lens: Sequence[int]) -> list[Segment]:
+def split(
+    q_lens: Sequence[int], kv_lens: Sequence[int], window: Window | None = None
+) -> list[Segment]:
     """Segments of every request: a long prompt becomes several, each sees only what is before.
 
     That bounds the masks and skips the upper triangle of the attention.
@@ -116,7 +134,9 @@ def split(q_lens: Sequence[int], kv_lens: Sequence[int]) -> list[Segment]:
     for i, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         for done in range(0, q_len, MAX_SEGMENT_ROWS):
             rows = min(MAX_SEGMENT_ROWS, q_len - done)
-            segments.append(Segment(i, row + done, rows, kv_len - q_len + done + rows))
+            seen = kv_len - q_len + done + rows
+            kept = seen if window is None else min(seen, sum(window) + rows)
+            segments.append(Segment(i, row + done, rows, kept, seen - kept))
         row += q_len
     return segments
 
@@ -148,8 +168,9 @@ def _make_group(
     total_rows: int,
     req_to_token: torch.Tensor,
     req_pool_indices: torch.Tensor,
+    sink: int,
 ) -> Group:
-    requests, first, q, kv = torch.tensor(members).unbind(1)
+    requests, first, q, kv, skipped = torch.tensor(members).unbind(1)
     q_len, kv_len = int(q.max()), int(kv.max())
     q_rows = out_rows = out_from = None
     is_whole_batch = len(members) * q_len == int(q.sum()) == total_rows
@@ -159,6 +180,8 @@ def _make_group(
         out_from = (offsets < q[:, None]).reshape(-1).nonzero().squeeze(1)
         out_rows = q_rows[out_from]
     columns = torch.minimum(torch.arange(kv_len), (kv - 1)[:, None])
+    if bool(skipped.any()):
+        columns = columns + torch.where(columns >= sink, skipped[:, None], 0)
     slots = req_to_token[req_pool_indices[requests].long()[:, None], columns].reshape(-1).long()
     is_dense = len(members) == 1 and _is_run(slots)
     return Group(

@@ -19,7 +19,7 @@ from faser_sglang.control.policy import DepthPolicy, make_policy
 from faser_sglang.control.record import RoundRecord
 from faser_sglang.control.types import IntArray
 from faser_sglang.request_params import max_depth
-from faser_sglang.worker.drafter import ARMS
+from faser_sglang.worker.drafter import ARMS, Offer
 from faser_sglang.worker.make_drafter import make_drafter
 from faser_sglang.worker.packing import Round
 from faser_sglang.worker.spec_inputs import FaserDraftState
@@ -51,7 +51,9 @@ class FaserWorker(BaseSpecWorker):
         )
         self._draft_worker = self.drafter.draft_worker
         self.verifier = Verifier(
-            target_worker, self.cap + 1, reads_hidden=self.drafter.reads_hidden
+            target_worker,
+            self.cap + 1,
+            reads_hidden=self.drafter.reads_hidden and not self.is_off,
         )
         self.counters = RoundCounters()
         self.clock = PhaseClock()
@@ -140,7 +142,8 @@ class FaserWorker(BaseSpecWorker):
         new_seq_lens = this_round.lengths + verdict.accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
-        self.drafter.commit(this_round, window, verdict, hidden)
+        if not self.is_off:
+            self.drafter.commit(this_round, window, verdict, hidden)
         self.clock.lap("commit")
         return GenerationBatchResult(
             logits_output=logits_output,
@@ -162,7 +165,6 @@ class FaserWorker(BaseSpecWorker):
         self._last_position[rows] = [
             len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1 for req in batch.reqs
         ]
-
         self._max_depth[rows] = [
             max_depth(req.sampling_params.custom_params, self.cap) for req in batch.reqs
         ]
@@ -179,7 +181,7 @@ class FaserWorker(BaseSpecWorker):
         learner = self._learner(rows, self._record.arm[rows])
         was_drafted = depths > 0
         self.policy.observe(learner[was_drafted], depths[was_drafted], accepted[was_drafted])
-        offer = self.drafter.offer(rows, lengths)
+        offer = self._offer(rows, lengths)
         limits = np.minimum(offer.limits, self._limits(rows, lengths))
         depths = self.policy.choose(
             self._learner(rows, offer.arms), lengths, np.clip(limits, 0, self.cap)
@@ -198,6 +200,11 @@ class FaserWorker(BaseSpecWorker):
             depths_cpu=depths,
             arms_cpu=offer.arms,
         )
+
+    def _offer(self, rows: IntArray, lengths: IntArray) -> Offer:
+        if self.is_off:
+            return Offer(np.zeros_like(lengths), np.zeros_like(rows))
+        return self.drafter.offer(rows, lengths)
 
     def _limits(self, rows: IntArray, lengths: IntArray) -> IntArray:
         """The deepest draft [n] that can be of use, has room and is admitted.

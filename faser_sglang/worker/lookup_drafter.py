@@ -57,6 +57,7 @@ class LookupDrafter(Drafter):
     ) -> None:
         if is_off:
             return
+        self._read()  # a new request may have the row of one that has just finished
         rows = batch.req_pool_indices_cpu.tolist()
         ends = [p + e for p, e in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
         sampled = bonus.tolist()  # the host waits here, once a prefill batch

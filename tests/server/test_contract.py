@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench import parity
+from launch import demo_models
 
 pytestmark = [pytest.mark.server, pytest.mark.models]
 
@@ -37,6 +38,43 @@ def test_greedy_ids_equal_in_every_situation(tiny_servers, tiny_models):
     parity.check(faser, work, parity.reference(base, work), tally)
     assert tally.differences == []
     assert tally.total >= 30
+
+
+def test_greedy_ids_equal_with_an_eagle3_head_and_lookup(head_servers):
+    base, faser = head_servers
+    work = parity.make_workload(demo_models.build("tiny-flat"), small=True)
+    # Texts that repeat themselves, for lookup: a tiny random model's own words never do.
+    work.plain.extend([row * 4 for row in work.plain[:3]])
+    tally = parity.Tally()
+    counters = parity.check(faser, work, parity.reference(base, work), tally)
+    assert tally.differences == []
+    assert tally.total >= 30
+    assert counters["accepted"] > 0
+
+
+def test_a_request_bounds_its_own_depth(tiny_servers):
+    base, faser = tiny_servers
+    for depth in (0, 2):
+        parity.flush(faser)
+        sampling = {
+            **GREEDY,
+            "max_new_tokens": 24,
+            "custom_params": {"faser": {"max_depth": depth}},
+        }
+        answers = both(tiny_servers, {"text": "Seven brave", "sampling_params": sampling})
+        assert answers[0]["output_ids"] == answers[1]["output_ids"]
+        depths = faser.faser()["counters"]["depth_histogram"]
+        assert max(int(d) for d, count in depths.items() if count) == depth
+
+
+@pytest.mark.parametrize(
+    "asked", [{"max_depth": -1}, {"max_depth": 9}, {"max_depth": "3"}, {"depth": 3}, 3]
+)
+def test_a_wrong_depth_is_a_400(tiny_servers, asked):
+    sampling = {"max_new_tokens": 4, "custom_params": {"faser": asked}}
+    answer = tiny_servers[1].post("/generate", {"text": "Hi", "sampling_params": sampling})
+    assert answer.status_code == 400
+    assert "max_depth" in answer.text
 
 
 def test_logprobs_of_every_emitted_token_equal(tiny_servers):

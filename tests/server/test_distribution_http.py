@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from launch import demo_models
-from launch.servers import Server
+from launch.servers import Server, start_all
 from tests.support.distribution import (
     SETTINGS,
     SIGNIFICANCE,
@@ -24,12 +26,34 @@ PROMPT = [3, 14, 15, 9, 2, 6]
 VOCABULARY = 32
 
 
+# Drafter: target, draft, flags. A vocabulary of 32 tokens repeats itself, so lookup drafts too.
+DRAFTERS = {
+    "lm": ("tiny-vocab", "tiny-vocab-drafter", []),
+    "eagle3": ("tiny-vocab-flat", "tiny-vocab-eagle3", []),
+    "ngram": ("tiny-vocab", None, ["--faser-drafter", "ngram"]),
+    "hybrid": ("tiny-vocab-flat", "tiny-vocab-eagle3", ["--faser-drafter", "hybrid"]),
+}
+
+
 @pytest.fixture(scope="module")
-def server():
-    target, draft = demo_models.build("tiny-vocab"), demo_models.build("tiny-vocab-drafter")
+def servers():
     args = ["--dtype", "float32", "--faser-depth", "3", "--random-seed", "5"]
-    with Server(target, draft=draft, args=args, name="tiny-vocab-faser") as started:
+    started = {
+        name: Server(
+            demo_models.build(target),
+            draft=demo_models.build(draft) if draft else None,
+            is_faser=True,
+            args=[*args, "--max-total-tokens", "20000", *flags],
+            name=f"tiny-vocab-{name}",
+        )
+        for name, (target, draft, flags) in DRAFTERS.items()
+    }
+    start_all(list(started.values()))
+    try:
         yield started
+    finally:
+        for server in started.values():
+            server.stop()
 
 
 def next_token(model, prefixes: list[list[int]], setting: Setting) -> np.ndarray:
@@ -39,11 +63,10 @@ def next_token(model, prefixes: list[list[int]], setting: Setting) -> np.ndarray
     return target_distribution(logits, setting)
 
 
-def exact_pairs(setting: Setting) -> np.ndarray:
+@functools.cache
+def exact_pairs(target: str, setting: Setting) -> np.ndarray:
     """P(second, third token) of an answer: both come out of verified windows."""
-    model = AutoModelForCausalLM.from_pretrained(
-        demo_models.build("tiny-vocab"), dtype=torch.float32
-    )
+    model = AutoModelForCausalLM.from_pretrained(demo_models.build(target), dtype=torch.float32)
     first = next_token(model, [PROMPT], setting)[0]
     tokens = range(VOCABULARY)
     second = next_token(model, [[*PROMPT, a] for a in tokens], setting)
@@ -55,7 +78,9 @@ def exact_pairs(setting: Setting) -> np.ndarray:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_pairs_of_tokens_over_http_follow_the_target(server, setting):
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_pairs_of_tokens_over_http_follow_the_target(servers, drafter, setting):
+    server = servers[drafter]
     body = {
         "input_ids": [PROMPT] * 50,
         "sampling_params": {
@@ -71,8 +96,15 @@ def test_pairs_of_tokens_over_http_follow_the_target(server, setting):
     assert len(ids) == DRAWS
     counts = np.zeros((VOCABULARY, VOCABULARY))
     np.add.at(counts, (ids[:, 0], ids[:, 1]), 1)
-    exact = exact_pairs(setting)
+    exact = exact_pairs(DRAFTERS[drafter][0], setting)
     assert p_value(counts.sum(1), exact.sum(1)) > SIGNIFICANCE
     assert p_value(counts, exact) > SIGNIFICANCE
     wrong = np.roll(exact, 1, axis=1)  # the test can tell: neighbours swapped
     assert p_value(counts, wrong) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_were_accepted_and_rejected(servers, drafter):
+    """Else the distributions above would say nothing about verification."""
+    counters = servers[drafter].faser()["counters"]
+    assert 0 < counters["accepted"] < counters["drafted"]

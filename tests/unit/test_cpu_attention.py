@@ -62,6 +62,7 @@ class Case:
         runner = SimpleNamespace(
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
             token_to_kv_pool=self.pool,
+            is_draft_worker=False,
         )
         self.backend = CpuAttentionBackend(runner)
         self.batch = self._batch(mode)

@@ -12,6 +12,7 @@ from faser_sglang.cpu.plan import (
     MAX_SEGMENT_ROWS,
     MAX_WASTED_KV_ROWS,
     MAX_WINDOW_ROWS,
+    Window,
     make_groups,
     partition,
     split,
@@ -213,3 +214,29 @@ def test_two_requests_are_gathered_even_if_their_slots_are_one_run():
 
 def test_a_pass_without_rows_has_no_groups():
     assert plan([(0, 3), (0, 0)])[0] == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=4),
+    st.integers(1, 64),
+    st.integers(0, 8),
+)
+def test_a_window_keeps_the_sink_the_recent_tokens_and_the_rows(pairs, recent, sink):
+    q_lens = [rows for rows, _ in pairs]
+    kv_lens = [rows + before for rows, before in pairs]
+    table = torch.arange(len(pairs) * 256).view(len(pairs), 256)
+    groups = make_groups(
+        q_lens, kv_lens, table, torch.arange(len(pairs)), Window(recent=recent, sink=sink)
+    )
+    kept = {}
+    for group in groups:
+        slots = group.kv_slots
+        if slots is None:
+            slots = torch.arange(group.kv_start, group.kv_start + group.kv_len)
+        for held, length in zip(slots.view(group.size, -1), group.kv_lens.tolist(), strict=True):
+            row = held[:length].tolist()
+            kept[row[0] // 256] = [slot % 256 for slot in row]
+    for i, (rows, before) in enumerate(pairs):
+        first = max(before - recent, 0)
+        expected = sorted({*range(min(sink, before + rows)), *range(first, before + rows)})
+        assert kept[i] == expected
