@@ -64,6 +64,7 @@ VARIANTS: dict[str, Variant] = {
     "short-draft-context": Variant(*LM, draft_context=128),
     "ngram": Variant("tiny", None, NGRAM),
     "hybrid-lm": Variant(*LM, HYBRID),
+    "eagle": Variant("tiny-flat", "tiny-flat-eagle"),
     "eagle3": Variant(*HEAD),
     "eagle3-no-overlap": Variant(*HEAD, NO_OVERLAP),
     "eagle3-page-16": Variant(*HEAD, PAGE_16),

@@ -35,7 +35,7 @@ EPS = 1e-5
 class Data:
     """Conversations of one or several folders, memory-mapped; ``hold_out`` of them for checks."""
 
-    def __init__(self, folders: list[Path], hold_out: int = 48) -> None:
+    def __init__(self, folders: list[Path], hold_out: int = 32) -> None:
         self.sequences: list[tuple[int, int, int, int]] = []  # folder, first row, rows, answer
         self.arrays = []
         for number, folder in enumerate(folders):

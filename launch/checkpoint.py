@@ -62,6 +62,16 @@ def llama_config(
     }
 
 
+def eagle_config(target: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of `config.json` for a one-layer head of the first EAGLE for a Llama."""
+    return {
+        **target,
+        "architectures": ["LlamaForCausalLMEagle"],
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+    }
+
+
 def eagle3_config(
     target: Mapping[str, Any], draft_vocab_size: int, layers: tuple[int, int, int]
 ) -> dict[str, Any]:

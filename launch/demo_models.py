@@ -77,7 +77,7 @@ TINY_VOCAB = tiny_models.TinyLlama(
 )
 # Its layers change little, so that a head without layers often guesses right.
 TINY_FLAT = replace(
-    TINY, seed=5, kv_heads=4, layer_gains=(0.2, 0.2, 0.2, 0.2), tied=False, logit_gain=6.0
+    TINY, seed=5, kv_heads=4, layer_gains=(0.1, 0.1, 0.1, 0.1), tied=False, logit_gain=6.0
 )
 TINY_FLAT_HEAD = {
     "seed": 6,
@@ -86,6 +86,7 @@ TINY_FLAT_HEAD = {
     "hidden_gain": 0.1,
     "left_out": 3,
 }
+TINY_FLAT_FIRST_HEAD = {"seed": 8, "hidden_gain": 0.05}
 TINY_VOCAB_FLAT = replace(TINY_VOCAB, layer_gains=(0.3, 0.3, 0.3, 0.3))
 TINY_VOCAB_HEAD = {
     "seed": 7,
@@ -172,6 +173,10 @@ def _make_tiny_flat_head(folder: Path, sources: Sources, progress: Progress) -> 
     _write_tiny_head(TINY_FLAT_HEAD, folder, sources["tiny-flat"], TINY_FLAT.vocab_size)
 
 
+def _make_tiny_flat_first_head(folder: Path, sources: Sources, progress: Progress) -> None:
+    tiny_models.with_first_head(folder, sources["tiny-flat"], **TINY_FLAT_FIRST_HEAD)
+
+
 def _make_tiny_vocab_head(folder: Path, sources: Sources, progress: Progress) -> None:
     _write_tiny_head(
         TINY_VOCAB_HEAD, folder, sources["tiny-vocab-flat"], TINY_VOCAB_FLAT.vocab_size
@@ -233,6 +238,9 @@ RECIPES = {
     "tiny": Recipe(_make_tiny, asdict(TINY), needs=("target",)),
     "tiny-drafter": Recipe(_make_tiny_drafter, {"layers": TINY_DRAFTER_LAYERS}, needs=("tiny",)),
     "tiny-flat": Recipe(_make_tiny_flat, asdict(TINY_FLAT), needs=("target",)),
+    "tiny-flat-eagle": Recipe(
+        _make_tiny_flat_first_head, TINY_FLAT_FIRST_HEAD, needs=("tiny-flat",)
+    ),
     "tiny-flat-eagle3": Recipe(_make_tiny_flat_head, TINY_FLAT_HEAD, needs=("tiny-flat",)),
     "tiny-vocab": Recipe(_make_tiny_vocab, asdict(TINY_VOCAB)),
     "tiny-vocab-flat": Recipe(_make_tiny_vocab_flat, asdict(TINY_VOCAB_FLAT)),

@@ -181,6 +181,35 @@ def with_head(
     checkpoint.write_model(folder, checkpoint.eagle3_config(config, len(hot), layers), tensors)
 
 
+def with_first_head(folder: Path, tiny: Path, *, seed: int, hidden_gain: float) -> None:
+    """A head of the first EAGLE for the model in `tiny`; it guesses as if there were no layers.
+
+    Its layer adds nothing, so that its state is the last token's embedding, and noise of scale
+    `hidden_gain` from the state before. Embedding and lm_head are the target's.
+    """
+    import torch
+
+    config, _ = checkpoint.read_model(tiny)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    noise = torch.rand((hidden, hidden), generator=torch.Generator().manual_seed(seed))
+    noise = noise.mul_(2).sub_(1).mul_(hidden_gain * math.sqrt(3 / hidden))
+    zeros, at = torch.zeros, "layers.0."
+    tensors = {
+        "fc.weight": torch.cat([torch.eye(hidden), noise], dim=1),
+        "fc.bias": zeros(hidden),
+        f"{at}self_attn.q_proj.weight": zeros(hidden, hidden),
+        f"{at}self_attn.k_proj.weight": zeros(kv, hidden),
+        f"{at}self_attn.v_proj.weight": zeros(kv, hidden),
+        f"{at}self_attn.o_proj.weight": zeros(hidden, hidden),
+        f"{at}mlp.gate_proj.weight": zeros(inner, hidden),
+        f"{at}mlp.up_proj.weight": zeros(inner, hidden),
+        f"{at}mlp.down_proj.weight": zeros(hidden, inner),
+        f"{at}post_attention_layernorm.weight": torch.ones(hidden),
+    }
+    checkpoint.write_model(folder, checkpoint.eagle_config(config), tensors)
+
+
 def write_word_tokenizer(folder: Path, vocab_size: int, max_positions: int) -> None:
     """A tokenizer with the words `<|end|>`, `<|unk|>`, `t2`, `t3`, …: each `t` names its own id."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers

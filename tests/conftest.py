@@ -54,25 +54,32 @@ def tiny_servers(tiny_models: tuple[str, str]) -> Iterator[tuple[Server, Server]
 
 
 @pytest.fixture(scope="session")
-def head_servers() -> Iterator[tuple[Server, Server]]:
-    """A tiny target without speculation, and with an EAGLE3 head and lookup at random depths."""
-    target, head = demo_models.build("tiny-flat"), demo_models.build("tiny-flat-eagle3")
+def head_servers() -> Iterator[dict[str, Server]]:
+    """A tiny target without speculation ("none"), and with heads at random depths.
+
+    "hybrid" is an EAGLE3 head behind lookup, "eagle" a head of the first EAGLE.
+    """
+    target = demo_models.build("tiny-flat")
     args = [*COMMON, "--chunked-prefill-size", "64", "--context-length", str(CONTEXT)]
-    servers = [
-        Server(target, args=args, name="flat-base"),
-        Server(
+    drafters = {
+        "hybrid": ("tiny-flat-eagle3", ["--faser-drafter", "hybrid"]),
+        "eagle": ("tiny-flat-eagle", []),
+    }
+    servers = {"none": Server(target, args=args, name="flat-none")} | {
+        name: Server(
             target,
-            draft=head,
-            args=[*args, "--faser-depth", "random", "--faser-drafter", "hybrid"],
+            draft=demo_models.build(draft),
+            args=[*args, "--faser-depth", "random", *flags],
             env={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
-            name="flat-hybrid",
-        ),
-    ]
-    start_all(servers)
+            name=f"flat-{name}",
+        )
+        for name, (draft, flags) in drafters.items()
+    }
+    start_all(list(servers.values()))
     try:
-        yield servers[0], servers[1]
+        yield servers
     finally:
-        for server in servers:
+        for server in servers.values():
             server.stop()
 
 

@@ -40,8 +40,9 @@ def test_greedy_ids_equal_in_every_situation(tiny_servers, tiny_models):
     assert tally.total >= 30
 
 
-def test_greedy_ids_equal_with_an_eagle3_head_and_lookup(head_servers):
-    base, faser = head_servers
+@pytest.mark.parametrize("drafter", ["hybrid", "eagle"])
+def test_greedy_ids_equal_with_a_head(head_servers, drafter):
+    base, faser = head_servers["none"], head_servers[drafter]
     work = parity.make_workload(demo_models.build("tiny-flat"), small=True)
     # Texts that repeat themselves, for lookup: a tiny random model's own words never do.
     work.plain.extend([row * 4 for row in work.plain[:3]])
