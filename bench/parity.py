@@ -42,6 +42,7 @@ class Variant:
     draft: str | None
     flags: tuple[str, ...] = ("--faser-depth", "random")
     draft_context: int | None = None  # a draft that admits fewer positions
+    env: tuple[tuple[str, str], ...] = ()
 
     @property
     def repeats_itself(self) -> bool:
@@ -54,6 +55,8 @@ NO_OVERLAP = (*RANDOM, "--disable-overlap-schedule")
 PAGE_16 = (*RANDOM, "--page-size", "16")
 NGRAM = (*RANDOM, "--faser-drafter", "ngram")
 HYBRID = (*RANDOM, "--faser-drafter", "hybrid")
+# SGLang takes requests out of a running batch every seven passes, and starts them anew.
+RETRACT = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "7"))
 LM, HEAD = ("tiny", "tiny-drafter"), ("tiny-flat", "tiny-flat-eagle3")
 VARIANTS: dict[str, Variant] = {
     "overlap": Variant(*LM),
@@ -62,6 +65,7 @@ VARIANTS: dict[str, Variant] = {
     "auto": Variant(*LM, ("--faser-depth", "auto")),
     "off": Variant(*LM, ("--faser-mode", "off")),
     "short-draft-context": Variant(*LM, draft_context=128),
+    "retraction": Variant(*LM, env=RETRACT),
     "ngram": Variant("tiny", None, NGRAM),
     "hybrid-lm": Variant(*LM, HYBRID),
     "eagle": Variant("tiny-flat", "tiny-flat-eagle"),
@@ -71,6 +75,7 @@ VARIANTS: dict[str, Variant] = {
     "eagle3-auto": Variant(*HEAD, ("--faser-depth", "auto")),
     "eagle3-short-draft-context": Variant(*HEAD, draft_context=128),
     "hybrid": Variant(*HEAD, HYBRID),
+    "hybrid-retraction": Variant(*HEAD, HYBRID, env=RETRACT),
 }
 DEMO_VARIANTS: dict[str, Variant] = {
     "lm": Variant("target", "lm-drafter"),
@@ -236,7 +241,9 @@ def run(variants: dict[str, Variant], *, small: bool, folder: Path) -> tuple[Tal
             if variant.draft_context:
                 draft = shorten_context(draft, variant.draft_context, folder)
             args = [*common, *variant.flags]
-            with Server(model, draft=draft, is_faser=True, args=args, name=name) as server:
+            with Server(
+                model, draft=draft, is_faser=True, args=args, env=dict(variant.env), name=name
+            ) as server:
                 counters = check(
                     server, work, expected, tally, repeats_itself=variant.repeats_itself
                 )

@@ -10,6 +10,7 @@ import pytest
 # Several servers and the tests share the cores: one thread each, so that none waits for another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from bench import parity  # noqa: E402
 from bench.parity import CONTEXT  # noqa: E402
 from launch import demo_models  # noqa: E402
 from launch.servers import Server, start_all  # noqa: E402
@@ -57,7 +58,8 @@ def tiny_servers(tiny_models: tuple[str, str]) -> Iterator[tuple[Server, Server]
 def head_servers() -> Iterator[dict[str, Server]]:
     """A tiny target without speculation ("none"), and with heads at random depths.
 
-    "hybrid" is an EAGLE3 head behind lookup, "eagle" a head of the first EAGLE.
+    "hybrid" is an EAGLE3 head behind lookup, "eagle" a head of the first EAGLE. Both have requests
+    taken out of the batch every few passes.
     """
     target = demo_models.build("tiny-flat")
     args = [*COMMON, "--chunked-prefill-size", "64", "--context-length", str(CONTEXT)]
@@ -70,7 +72,7 @@ def head_servers() -> Iterator[dict[str, Server]]:
             target,
             draft=demo_models.build(draft),
             args=[*args, "--faser-depth", "random", *flags],
-            env={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
+            env={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", **dict(parity.RETRACT)},
             name=f"flat-{name}",
         )
         for name, (draft, flags) in drafters.items()

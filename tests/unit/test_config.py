@@ -16,7 +16,8 @@ from faser_sglang import config
 from faser_sglang.config import FaserConfig, FaserConfigError, configure
 
 ROOT = Path(__file__).parents[2]
-FLAGS = [f"--faser-{field.name}" for field in dataclasses.fields(FaserConfig)]
+FLAG_FIELDS = [field for field in dataclasses.fields(FaserConfig) if field.name != "model_kind"]
+FLAGS = [f"--faser-{field.name}" for field in FLAG_FIELDS]
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,7 @@ def cli(*argv):
         ({"mode": "fast"}, "--faser-mode", config.MODES),
         ({"mode": None}, "--faser-mode", config.MODES),
         ({"drafter": "eagle9"}, "--faser-drafter", config.DRAFTERS),
+        ({"drafter": "eagle3"}, "--faser-drafter", config.DRAFTERS),
         ({"depth": "deep"}, "--faser-depth", ("auto", "random", "a number")),
         ({"depth": -1}, "--faser-depth", ("auto", "random", "a number")),
         ({"depth": 2.5}, "--faser-depth", ("auto", "random", "a number")),
@@ -115,7 +117,8 @@ def test_configure_refuses_an_unknown_name_with_the_known_ones():
         configure(depht=3, modes="off", mode="off")
     message = str(error.value)
     assert "depht, modes" in message
-    assert all(field.name in message for field in dataclasses.fields(FaserConfig))
+    assert all(field.name in message for field in FLAG_FIELDS)
+    assert "model_kind" not in message
 
 
 def test_a_refused_value_leaves_the_earlier_ones_in_place():
@@ -175,9 +178,10 @@ def test_help_tells_every_flag_its_default_and_its_values():
     parser = argparse.ArgumentParser()
     config.add_cli_args(parser)
     words = " ".join(parser.format_help().split())
-    for flag, field in zip(FLAGS, dataclasses.fields(FaserConfig), strict=True):
+    for flag, field in zip(FLAGS, FLAG_FIELDS, strict=True):
         assert flag in words and f"Default: {field.default}." in words
         assert all(value in words for value in config.CHOICES.get(field.name, ()))
+    assert "model-kind" not in words and "model_kind" not in words
 
 
 @pytest.mark.parametrize(
@@ -200,3 +204,94 @@ def test_an_unknown_depth_on_the_command_line_is_refused_with_the_allowed_ones()
 def test_flags_of_others_do_not_matter():
     config.take_cli_args(argparse.Namespace(model_path="m", faser_mode="off"))
     assert config.load() == FaserConfig(mode="off")
+
+
+# -- what the draft checkpoint turned out to be ---------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", config.DRAFTERS)
+def test_every_drafter_can_be_asked_for(drafter):
+    assert configure(drafter=drafter).drafter == drafter
+    assert cli("--faser-drafter", drafter) == FaserConfig(drafter=drafter)
+
+
+@pytest.mark.parametrize("kind", ["llama", "EAGLE", None, "hybrid"])
+def test_an_unknown_kind_of_model_is_refused_and_the_earlier_one_stays(kind):
+    config.resolve_model_kind("eagle")
+    for construct in (
+        lambda: FaserConfig(model_kind=kind),
+        lambda: config.resolve_model_kind(kind),
+    ):
+        with pytest.raises(FaserConfigError, match="model_kind is .* it takes .*lm, eagle, eagle3"):
+            construct()
+    assert config.load().model_kind == "eagle"
+
+
+@pytest.mark.parametrize("kind", config.MODEL_KINDS)
+def test_the_kind_of_the_model_joins_the_flags_in_the_carrier(kind):
+    configure(depth=3, mode="serial", drafter="hybrid")
+    resolved = config.resolve_model_kind(kind)
+    assert resolved == config.load()
+    assert resolved == FaserConfig(depth="3", mode="serial", drafter="hybrid", model_kind=kind)
+
+
+def test_the_kind_is_resolved_without_flags_and_again():
+    for kind in ("eagle3", "none", "lm"):
+        assert config.resolve_model_kind(kind) == config.load() == FaserConfig(model_kind=kind)
+
+
+def test_the_kind_of_the_model_is_no_flag():
+    with pytest.raises(FaserConfigError, match="does not know model_kind"):
+        configure(model_kind="lm")
+    with pytest.raises(SystemExit):
+        cli("--faser-model_kind", "lm")
+    config.take_cli_args(argparse.Namespace(faser_model_kind="lm"))
+    assert config.load() == FaserConfig()
+
+
+@pytest.mark.parametrize("start", [configure, cli], ids=["Engine", "command line"])
+def test_new_values_forget_the_kind_of_an_earlier_model(start):
+    config.resolve_model_kind("eagle3")
+    start()
+    assert config.load().model_kind == ""
+
+
+def test_a_child_process_reads_the_kind_of_the_model():
+    configure(drafter="eagle")
+    config.resolve_model_kind("eagle3")
+    code = "from faser_sglang import config; print(config.load().drafter, config.load().is_head)"
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert child.stdout.split() == ["eagle", "True"]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kind", "looks_up", "has_model", "is_head"),
+    [
+        ("auto", "", False, True, False),  # before start-up has looked
+        ("auto", "lm", False, True, False),
+        ("auto", "eagle", False, True, True),
+        ("auto", "eagle3", False, True, True),
+        ("lm", "lm", False, True, False),
+        ("eagle", "eagle", False, True, True),
+        ("eagle", "eagle3", False, True, True),
+        ("ngram", "", True, False, False),
+        ("ngram", "none", True, False, False),
+        ("hybrid", "", True, True, False),
+        ("hybrid", "lm", True, True, False),
+        ("hybrid", "eagle", True, True, True),
+        ("hybrid", "eagle3", True, True, True),
+        ("auto", "none", False, False, False),
+    ],
+)
+def test_the_drafter_and_the_kind_say_what_drafts(drafter, kind, looks_up, has_model, is_head):
+    settled = FaserConfig(drafter=drafter, model_kind=kind)
+    found = (settled.looks_up, settled.has_model, settled.is_head)
+    assert found == (looks_up, has_model, is_head)

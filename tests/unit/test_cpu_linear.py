@@ -163,9 +163,9 @@ def test_an_unchanged_weight_is_packed_once():
     layer, x = random_layer(), random_rows(2)
     method = half_method()
     first = method.apply(layer, x)
-    packed = method._packed
+    packed = method.copy._packed
     assert torch.equal(method.apply(layer, x), first)
-    assert method._packed is packed
+    assert method.copy._packed is packed
 
 
 # -- which layers -------------------------------------------------------------------------------

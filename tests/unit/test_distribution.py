@@ -118,9 +118,10 @@ def decode(target: TableTarget, setting: Setting, seed: int) -> np.ndarray:
             bonus=bonus,
             depths=torch.from_numpy(depths),
             depths_cpu=depths,
+            arms_cpu=np.zeros_like(depths),
         )
         window = verifier.pack(this_round, req_to_token)
-        verdict, _, _ = verifier.run(this_round, window, drafts)
+        verdict, *_ = verifier.run(this_round, window, drafts)
         emitted = verdict.accept_lens.numpy()
         for place in range(CAP + 1):
             is_emitted = (place < emitted) & (done + place < out.shape[1])

@@ -18,8 +18,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from faser_sglang.control.record import RoundRecord
 from faser_sglang.kernels.reference import Verdict
 from faser_sglang.worker.draft_kv import DraftKv
+from faser_sglang.worker.drafter import MODEL
 from faser_sglang.worker.packing import Round, pack_rows
 
 POOL_ROWS, SLOTS, CONTEXT, CAP = 4, 200, 60, 4
@@ -57,6 +59,7 @@ class World(RuleBasedStateMachine):
     def start(self, draft_context):
         self.draft_context = draft_context
         self.kv = DraftKv(POOL_ROWS, SLOTS, "cpu")
+        self.record = RoundRecord(POOL_ROWS)  # the worker's own
         self.req_to_token = torch.zeros(POOL_ROWS, CONTEXT, dtype=torch.int32)
         self.new_token = count(1)
         self.draft = [0] * SLOTS  # the token whose draft KV a slot really holds
@@ -146,6 +149,7 @@ class World(RuleBasedStateMachine):
         )
         self.kv.mark(written, torch.from_numpy(held))
         self.kv.begin(np.array(rows), ends, held)
+        self.record.begin(np.array(rows), ends)
         for request, prefix, begin, end in zip(requests, prefixes, starts, held, strict=True):
             self.forget(request, prefix, request.length)
             if not is_off:
@@ -160,7 +164,8 @@ class World(RuleBasedStateMachine):
         rows = np.array(data.draw(st.permutations(sorted(self.running)), "batch"), np.int64)
         requests = [self.running[row] for row in rows.tolist()]
         lengths = np.array([request.length for request in requests], np.int64)
-        depths, accepted = self.kv.settle(rows, lengths)
+        self.kv.settle(rows, lengths)
+        depths, accepted = self.record.settle(rows, lengths)
         assert list(zip(depths, accepted, strict=True)) == [r.last for r in requests]
         assert self.kv.valid_len[rows].tolist() == [r.valid for r in requests]
         depths = [
@@ -179,11 +184,13 @@ class World(RuleBasedStateMachine):
             bonus=torch.tensor([request.tokens[-1] for request in requests]),
             depths=torch.tensor(depths),
             depths_cpu=np.array(depths, np.int64),
+            arms_cpu=np.zeros_like(rows),
         )
         window = pack_rows(
             self.req_to_token, this_round.rows, this_round.lengths, this_round.depths_cpu + 1
         )
         self.kv.plan(this_round)
+        self.record.plan(rows, lengths, this_round.depths_cpu, this_round.arms_cpu)
         self.kv.commit(this_round, window, torch.tensor(accepts, dtype=torch.int32) + 1)
         for request, depth, right in zip(requests, depths, accepts, strict=True):
             self._verify(request, depth, right)
@@ -271,6 +278,7 @@ def play(kv, row, length, depth, accepted):
         bonus=torch.tensor([0]),
         depths=torch.tensor([depth]),
         depths_cpu=np.array([depth]),
+        arms_cpu=np.array([0]),
     )
     window = pack_rows(packed_pool(), this_round.rows, this_round.lengths, np.array([depth + 1]))
     kv.plan(this_round)
@@ -305,17 +313,16 @@ def test_a_round_leaves_draft_kv_for_what_was_drafted_from(depth, accepted, draf
     length = play(kv, 0, 10, depth, accepted)
     expected = [True] * (10 + drafted_from) + [False] * (depth + 1 - drafted_from)
     assert kv.written[: len(expected)].tolist() == expected
-    depths, seen = kv.settle(np.array([0]), np.array([length]))
-    assert (depths.tolist(), seen.tolist()) == ([depth], [accepted])
+    kv.settle(np.array([0]), np.array([length]))
     assert kv.valid_len[0] == 10 + drafted_from
 
 
-def test_a_request_fresh_from_prefill_has_no_round_to_report():
+def test_a_request_fresh_from_prefill_keeps_what_its_prefill_left():
     kv = after_prefill(10)
     play(kv, 0, 10, 3, 1)
     kv.begin(np.array([0]), np.array([7]), np.array([5]))
-    depths, accepted = kv.settle(np.array([0]), np.array([7]))
-    assert (depths.tolist(), accepted.tolist(), kv.valid_len[0]) == ([0], [0], 5)
+    kv.settle(np.array([0]), np.array([7]))
+    assert kv.valid_len[0] == 5
 
 
 def test_rounds_without_drafts_keep_the_place_where_drafting_goes_on():
@@ -352,7 +359,7 @@ def drafter(monkeypatch):
     """A language-model drafter whose passes run nothing and draft token 0."""
     from faser_sglang.worker import lm_drafter
 
-    def forward(_drafter, passed):
+    def forward(passed):
         rows = passed.input_ids if passed.spec_info is None else passed.spec_info.select_index
         return SimpleNamespace(next_token_logits=torch.zeros(len(rows), 10))
 
@@ -360,9 +367,8 @@ def drafter(monkeypatch):
         return SimpleNamespace(spec_info=spec_info, **passed)
 
     monkeypatch.setattr(lm_drafter, "make_forward_batch", make_forward_batch)
-    monkeypatch.setattr(lm_drafter.LmDrafter, "_forward", forward)
     model = SimpleNamespace(context_len=100, vocab_size=10)
-    worker = SimpleNamespace(draft_runner=SimpleNamespace(model_config=model))
+    worker = SimpleNamespace(draft_runner=SimpleNamespace(model_config=model), forward=forward)
     drafter = lm_drafter.LmDrafter(worker, width=CAP + 1, vocab_size=10)
     drafter.attach_pools(SimpleNamespace(req_to_token=packed_pool()), POOL_ROWS * 100)
     return drafter
@@ -376,14 +382,15 @@ def drafter_prefills(drafter, length):
         extend_lens=[length],
         input_ids=torch.zeros(length, dtype=torch.int64),
     )
-    drafter.prefill(batch, torch.tensor([0]), is_off=False)
+    drafter.prefill(batch, torch.tensor([0]), None, is_off=False)
     return length
 
 
 def drafter_plays(drafter, length, depth, accepted):
     """One round of the request in row 0, as the worker runs it; the committed length after."""
     rows, lengths, depths = np.array([0]), np.array([length]), np.array([depth])
-    drafter.settle(rows, lengths)
+    offer = drafter.offer(rows, lengths)
+    assert offer.limits.tolist() == [100 - length] and offer.arms.tolist() == [MODEL]
     this_round = Round(
         batch=None,
         rows=torch.tensor([0]),
@@ -393,13 +400,14 @@ def drafter_plays(drafter, length, depth, accepted):
         bonus=torch.tensor([0]),
         depths=torch.from_numpy(depths),
         depths_cpu=depths,
+        arms_cpu=np.array([0]),
     )
     if depth:
         drafter.draft(this_round)
     window = pack_rows(packed_pool(), this_round.rows, this_round.lengths, depths + 1)
     accept_lens = torch.tensor([accepted + 1], dtype=torch.int32)
     tokens = torch.zeros(1, CAP + 1, dtype=torch.int64)
-    drafter.commit(this_round, window, Verdict(tokens, accept_lens, torch.tensor([0])))
+    drafter.commit(this_round, window, Verdict(tokens, accept_lens, torch.tensor([0])), None)
     return length + accepted + 1
 
 

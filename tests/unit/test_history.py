@@ -80,6 +80,7 @@ class Batch:
             bonus=torch.tensor([request.tokens[-1] for request in self.running]),
             depths=torch.from_numpy(depths),
             depths_cpu=depths,
+            arms_cpu=np.zeros_like(rows),
         )
 
     def round(self, emitted):
@@ -89,7 +90,7 @@ class Batch:
         for i, (request, count) in enumerate(zip(self.running, emitted, strict=True)):
             request.known = len(request.tokens)
             tokens[i, :count] = torch.tensor(request.emit(count))
-        self.history.commit(this_round, tokens, torch.tensor(emitted))
+        self.history.commit(this_round, tokens)
 
     def gather(self, members, gaps):
         """Tokens of the last ``gaps`` positions of ``members``, and what they really are."""

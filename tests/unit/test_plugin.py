@@ -293,12 +293,18 @@ def test_only_fasers_rows_hold_the_double_reserve(faser, monkeypatch):
     assert req_to_token_rows._extra(99) == 99
 
 
-def test_only_fasers_requests_are_refused(faser):
+def test_only_fasers_requests_are_refused(faser, monkeypatch):
+    from sglang.srt import runtime_context
+
     from faser_sglang.hooks import request_checks
+
+    spec = SimpleNamespace(speculative_num_steps=8)
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
 
     parameters = SimpleNamespace(
         **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_new_tokens"), 1),
         repetition_penalty=2.0,
+        custom_params=None,
         **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), "x"),
     )
     names = ("custom_logit_processor", "return_hidden_states", "return_sampling_mask")

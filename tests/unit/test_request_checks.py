@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt import runtime_context
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from faser_sglang.hooks import request_checks
 from faser_sglang.hooks.request_checks import unsupported
 
+CAP = 3  # --speculative-num-steps
 IN_PARAMETERS = {
     "frequency_penalty": ("frequency_penalty", 0.5),
     "presence_penalty": ("presence_penalty", -0.5),
@@ -81,6 +83,8 @@ def plain_request():
 @pytest.fixture
 def faser(monkeypatch):
     monkeypatch.setattr(request_checks, "is_faser_process", lambda: True)
+    spec = SimpleNamespace(speculative_num_steps=CAP)
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
 
 
 @pytest.mark.parametrize("make", [real_request, plain_request])
@@ -139,6 +143,18 @@ def test_the_refusal_names_everything_at_once_and_the_way_out(faser):
     assert "frequency_penalty, ebnf, lora_path" in message
     assert "send the request without" in message
     assert message.endswith(".") and ". " not in message and "\n" not in message
+
+
+@pytest.mark.parametrize("depth", range(CAP + 1))
+def test_a_depth_up_to_the_cap_passes(depth, faser):
+    request = real_request(custom_params={"faser": {"max_depth": depth}})
+    assert request_checks._check(request) is None
+
+
+def test_a_depth_beyond_the_cap_is_refused_with_the_cap(faser):
+    request = real_request(custom_params={"faser": {"max_depth": CAP + 1}})
+    with pytest.raises(ValueError, match=f"from 0 to {CAP} "):
+        request_checks._check(request)
 
 
 def test_requests_of_other_algorithms_pass(monkeypatch):

@@ -5,10 +5,20 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from sglang.srt.server_args import ServerArgs
 
 from faser_sglang import config, validation
-from faser_sglang.validation import check_fit, read_vocabulary, refuse_flags, validate
+from faser_sglang.validation import (
+    check_draft,
+    check_fit,
+    check_window,
+    checkpoint_kind,
+    read_vocabulary,
+    refuse_flags,
+    validate,
+)
 
 UNSERVED = [
     ("--tp-size", "tp_size", 2),
@@ -18,7 +28,6 @@ UNSERVED = [
     ("--disaggregation-mode", "disaggregation_mode", "prefill"),
     ("--speculative-adaptive", "speculative_adaptive", True),
     ("--speculative-token-map", "speculative_token_map", "map.pt"),
-    ("--speculative-draft-window-size", "speculative_draft_window_size", 256),
     ("--speculative-use-rejection-sampling", "speculative_use_rejection_sampling", True),
     ("--speculative-use-block-verification", "speculative_use_block_verification", True),
     ("--speculative-accept-threshold-single", "speculative_accept_threshold_single", 0.9),
@@ -186,20 +195,203 @@ def test_the_tokenizer_that_is_served_counts(model):
     refused(check_fit, draft, model("other", words=WORDS), tokenizer_path=draft)
 
 
+# -- heads --------------------------------------------------------------------------------------
+
+EAGLE = {"architectures": ["LlamaForCausalLMEagle"]}
+EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}
+AUX = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.fixture
+def target(model):
+    return model("target", num_hidden_layers=8)
+
+
+@pytest.fixture
+def eagle3(model):
+    """Makes an EAGLE3 head for ``target``: fc of ``reads`` rows, a vocabulary of ``reduced``."""
+
+    def make(*, reads=24, reduced=None, has_map=True, layers=None, name="head", **more):
+        if layers is not None:
+            more["eagle_config"] = {AUX: layers}
+        if reduced is not None:
+            more["draft_vocab_size"] = reduced
+        folder = model(name, **EAGLE3, **more)
+        tensors = {"fc.weight": torch.zeros(8, reads), "norm.weight": torch.zeros(8)}
+        if has_map:
+            tensors["d2t"] = torch.zeros(reduced or 4, dtype=torch.int64)
+        save_file(tensors, f"{folder}/model.safetensors")
+        return folder
+
+    return make
+
+
 @pytest.mark.parametrize(
-    "head",
+    ("architecture", "kind"),
     [
-        {"architectures": ["LlamaForCausalLMEagle"]},
-        {"architectures": ["LlamaForCausalLMEagle3"]},
-        {"architectures": ["DeepseekV3ForCausalLMNextN"]},
-        {"draft_vocab_size": 3},
-        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1]}},
+        ("LlamaForCausalLM", "lm"),
+        ("Qwen2ForCausalLM", "lm"),
+        ("LlamaForCausalLMEagle", "eagle"),
+        ("Qwen2ForCausalLMEagle", "eagle"),
+        ("LlamaForCausalLMEagle3", "eagle3"),
+        ("Eagle3LlamaForCausalLM", "eagle3"),
+        ("LLAMAFORCAUSALLMEAGLE3", "eagle3"),
     ],
 )
-def test_a_draft_head_is_refused(head, model):
+def test_the_architecture_tells_the_kind(architecture, kind):
+    assert checkpoint_kind("draft", SimpleNamespace(architectures=[architecture])) == kind
+
+
+@pytest.mark.parametrize("names", [None, []])
+def test_a_config_without_an_architecture_is_a_language_model_unless_it_looks_like_a_head(names):
+    assert checkpoint_kind("draft", SimpleNamespace(architectures=names)) == "lm"
+    head = SimpleNamespace(architectures=names, draft_vocab_size=3)
+    assert "no architecture" in refused(checkpoint_kind, "draft", head)
+
+
+@pytest.mark.parametrize(
+    "name", ["DeepseekV3ForCausalLMNextN", "MiMoMTP", "Qwen3NextForCausalLMMTP"]
+)
+def test_nextn_and_mtp_heads_are_refused(name, model, target):
+    draft = model("draft", architectures=[name])
+    message = refused(check_fit, target, draft)
+    assert draft in message and name in message and "NEXTN or MTP" in message
+    assert "give an EAGLE or EAGLE3 head or a language model" in message
+
+
+@pytest.mark.parametrize(
+    "head",
+    [{"draft_vocab_size": 3}, {"eagle_config": {AUX: [1, 2, 3]}}],
+    ids=lambda head: [*head][0],
+)
+def test_a_head_under_a_wrong_architecture_is_told_the_right_one(head, model, target):
     draft = model("draft", **head)
-    message = refused(check_fit, model("target"), draft)
-    assert draft in message and "EAGLE" in message and "give a language model" in message
+    message = refused(check_fit, target, draft)
+    assert draft in message and "looks like an EAGLE3 head" in message
+    assert "LlamaForCausalLM;" in message and '["LlamaForCausalLMEagle3"]' in message
+
+
+def test_a_language_model_may_name_keys_of_heads_without_a_value(model, target):
+    assert check_fit(target, model("draft", draft_vocab_size=None, eagle_config={})) == "lm"
+
+
+def test_heads_that_fit_are_told_apart(model, target, eagle3, warnings):
+    assert check_fit(target, model("old", **EAGLE)) == "eagle"
+    assert check_fit(target, eagle3()) == "eagle3"
+    assert warnings() == []
+
+
+@pytest.mark.parametrize("kind", [EAGLE, EAGLE3], ids=["eagle", "eagle3"])
+def test_a_head_needs_no_tokenizer_of_its_own(kind, model):
+    """Its ids are the target's by construction."""
+    target = model("words", words=WORDS, num_hidden_layers=8)
+    check_fit(target, model("head", words=WORDS | {"a": 1, "b": 0}, **kind))
+
+
+@pytest.mark.parametrize("kind", [EAGLE, EAGLE3], ids=["eagle", "eagle3"])
+def test_a_head_for_another_hidden_size_is_refused(kind, model, target):
+    draft = model("head", hidden_size=16, **kind)
+    message = refused(check_fit, target, draft)
+    assert draft in message and "hidden size 16" in message and "has 8" in message
+    assert "trained for this target" in message
+
+
+@pytest.mark.parametrize("kind", [EAGLE, EAGLE3], ids=["eagle", "eagle3"])
+def test_a_head_may_be_narrower_than_its_target(kind, model, target):
+    check_fit(target, model("head", hidden_size=4, target_hidden_size=8, **kind))
+    message = refused(
+        check_fit, target, model("other", hidden_size=8, target_hidden_size=4, **kind)
+    )
+    assert "hidden size 4" in message
+
+
+@pytest.mark.parametrize("kind", [EAGLE, EAGLE3], ids=["eagle", "eagle3"])
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_head_for_another_vocabulary_is_refused(size, kind, model, target):
+    draft = model("head", size=size, **kind)
+    message = refused(check_fit, target, draft)
+    assert draft in message and f"vocabulary of {size} tokens" in message and "has 4" in message
+    assert "trained for this target" in message
+
+
+def test_a_layer_that_the_target_lacks_is_refused(target, eagle3):
+    for layers in ([1, 3, 8], [-1, 3, 5]):
+        message = refused(check_fit, target, eagle3(layers=layers, name=f"head{layers[0]}"))
+        wrong = next(layer for layer in layers if not 0 <= layer < 8)
+        assert f"reads layer {wrong} of a target" in message and "has only 8" in message
+
+
+def test_layers_of_the_target_are_fine(target, eagle3):
+    assert check_fit(target, eagle3(layers=[1, 3, 5])) == "eagle3"
+
+
+@pytest.mark.parametrize("depth", [4, 5, 6])
+def test_the_usual_layers_must_be_three(depth, model, eagle3):
+    shallow = model("shallow", num_hidden_layers=depth)
+    message = refused(check_fit, shallow, eagle3())
+    assert f"2, {depth // 2} and {depth - 3}" in message and AUX in message
+    assert check_fit(shallow, eagle3(layers=[0, 1, 2], name="other")) == "eagle3"
+
+
+def test_an_eagle_head_reads_no_inner_layers(model):
+    assert check_fit(model("shallow", num_hidden_layers=1), model("head", **EAGLE)) == "eagle"
+
+
+@pytest.mark.parametrize(
+    ("reads", "more", "meant"),
+    [
+        (16, {}, "3 layers of 8"),
+        (8, {}, "3 layers of 8"),
+        (24, {"layers": [1, 2]}, "2 layers of 8"),
+        (24, {"num_aux_hidden_states": 4}, "4 layers of 8"),
+        (12, {"hidden_size": 4, "target_hidden_size": 8}, "3 layers of 8"),
+    ],
+)
+def test_weights_that_join_other_layers_than_the_config_says_are_refused(
+    reads, more, meant, target, eagle3
+):
+    draft = eagle3(reads=reads, **more)
+    message = refused(check_fit, target, draft)
+    assert draft in message and f"joins {reads} hidden values" in message and meant in message
+    assert "do not belong together" in message
+
+
+@pytest.mark.parametrize(
+    ("reads", "more"),
+    [
+        (16, {"layers": [1, 2]}),
+        (32, {"num_aux_hidden_states": 4}),
+        (24, {"hidden_size": 4, "target_hidden_size": 8}),
+    ],
+)
+def test_weights_that_join_what_the_config_says_are_fine(reads, more, target, eagle3):
+    assert check_fit(target, eagle3(reads=reads, **more)) == "eagle3"
+
+
+def test_a_vocabulary_of_its_own_needs_a_map(target, eagle3):
+    message = refused(check_fit, target, eagle3(reduced=3, has_map=False))
+    assert "3 tokens" in message and "no map d2t" in message
+    assert check_fit(target, eagle3(reduced=3, name="mapped")) == "eagle3"
+    assert check_fit(target, eagle3(reduced=4, has_map=False, name="whole")) == "eagle3"
+
+
+def test_the_map_may_lie_in_any_of_the_files(target, eagle3):
+    head = eagle3(reduced=3, has_map=False)
+    save_file({"model.d2t": torch.zeros(3, dtype=torch.int64)}, f"{head}/model-2.safetensors")
+    assert check_fit(target, head) == "eagle3"
+
+
+def test_a_head_without_safetensors_is_left_to_sglangs_loader(model, target):
+    assert check_fit(target, model("head", draft_vocab_size=3, **EAGLE3)) == "eagle3"
+
+
+def test_the_shorter_context_of_a_head_is_said_too(model, warnings):
+    target = model("target", num_hidden_layers=8, context=64)
+    check_fit(target, model("head", context=32, **EAGLE))
+    assert len(warnings()) == 1 and "context is 32 tokens" in warnings()[0]
+
+
+# -- contexts and vocabularies ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,6 +443,7 @@ def test_a_pair_that_fits_gets_its_hooks(model, installed):
     target, draft = model("target"), model("draft")
     validate(flags(model_path=target, speculative_draft_model_path=draft))
     assert installed == ["launcher"]
+    assert config.load().model_kind == "lm"
 
 
 @pytest.mark.parametrize("path", [None, ""])
@@ -278,3 +471,98 @@ def test_the_length_that_is_served_is_compared_with_the_drafts(model, installed,
     assert warnings() == []
     validate(flags(**args))
     assert len(warnings()) == 1
+
+
+@pytest.mark.parametrize(
+    ("draft", "kind"), [({}, "lm"), (EAGLE, "eagle"), (EAGLE3, "eagle3")], ids=str
+)
+@pytest.mark.parametrize("drafter", ["auto", "hybrid"])
+def test_the_kind_is_recorded_beside_the_flags(drafter, draft, kind, model, target, installed):
+    config.configure(drafter=drafter, depth=2)
+    validate(flags(model_path=target, speculative_draft_model_path=model("draft", **draft)))
+    assert config.load() == config.FaserConfig(drafter=drafter, depth="2", model_kind=kind)
+    assert installed == ["launcher"]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "draft"), [("lm", {}), ("eagle", EAGLE), ("eagle", EAGLE3)], ids=str
+)
+def test_a_kind_that_was_asked_for_is_taken(drafter, draft, model, target, installed):
+    config.configure(drafter=drafter)
+    validate(flags(model_path=target, speculative_draft_model_path=model("draft", **draft)))
+    assert installed == ["launcher"]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "draft", "what"),
+    [
+        ("lm", EAGLE, "an EAGLE head"),
+        ("lm", EAGLE3, "an EAGLE head"),
+        ("eagle", {}, "a language model"),
+    ],
+    ids=str,
+)
+def test_another_kind_than_asked_for_is_refused(drafter, draft, what, model, target, installed):
+    config.configure(drafter=drafter)
+    path = model("draft", **draft)
+    message = refused(validate, flags(model_path=target, speculative_draft_model_path=path))
+    assert f"--faser-drafter {drafter}" in message and path in message and what in message
+    assert "leave the flag out" in message
+    assert installed == [] and config.load().model_kind == ""
+
+
+@pytest.mark.parametrize("path", [None, ""])
+def test_lookup_alone_works_without_a_draft_model(path, installed):
+    config.configure(drafter="ngram")
+    validate(flags(model_path="read by nobody", speculative_draft_model_path=path))
+    assert config.load() == config.FaserConfig(drafter="ngram", model_kind="none")
+    assert installed == ["launcher"]
+
+
+def test_lookup_alone_refuses_a_draft_model(installed):
+    config.configure(drafter="ngram")
+    message = refused(validate, flags(model_path="m", speculative_draft_model_path="draft"))
+    assert "--faser-drafter ngram" in message and "--speculative-draft-model-path" in message
+    assert "--faser-drafter hybrid" in message and installed == []
+
+
+@pytest.mark.parametrize("drafter", ["auto", "lm", "eagle", "hybrid"])
+def test_every_other_drafter_needs_a_draft_model(drafter):
+    message = refused(check_draft, flags(), drafter)
+    assert "--speculative-draft-model-path" in message and "--faser-drafter ngram" in message
+
+
+# -- the draft's window -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "named"),
+    [
+        ("eagle3", "cuda", None),
+        ("eagle3", "cpu", None),
+        ("lm", "cpu", None),
+        ("lm", "cuda", "a language model on a GPU"),
+        ("eagle", "cpu", "EAGLE heads"),
+        ("eagle", "cuda:1", "EAGLE heads"),
+        ("none", "cpu", "lookup, which has no draft KV"),
+    ],
+)
+def test_a_draft_window_is_refused_where_nothing_would_honour_it(kind, device, named):
+    check_window(flags(device=device), kind)  # without the flag there is nothing to honour
+    args = flags(device=device, speculative_draft_window_size=256)
+    if named is None:
+        check_window(args, kind)
+    else:
+        message = refused(check_window, args, kind)
+        assert "--speculative-draft-window-size" in message and named in message
+        assert "leave it out" in message
+
+
+def test_a_refused_window_leaves_the_kind_of_the_model_open(model, target, installed):
+    args = flags(
+        model_path=target,
+        speculative_draft_model_path=model("head", **EAGLE),
+        speculative_draft_window_size=256,
+    )
+    refused(validate, args)
+    assert config.load().model_kind == "" and installed == []
