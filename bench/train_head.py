@@ -331,7 +331,7 @@ def train(trainer: Trainer, minutes: float, batch_size: int, rate: float) -> lis
         keep = min(0.98, update / (update + 20))
         for name, p in head.named_parameters():
             average[name].lerp_(p.detach(), 1 - keep)
-        if time.monotonic() - told > 120 or update == 5:
+        if time.monotonic() - told > 150 or update == 20:
             told = time.monotonic()
             curve.append({"tokens": seen, "loss": float(loss), "accept": trainer.acceptance()})
             rounded = [round(a, 3) for a in curve[-1]["accept"]]

@@ -218,21 +218,25 @@ def _check_head(target: str, draft: str, target_text: Any, head: Any, kind: str)
             f"{target_text.vocab_size}; give the head that was trained for this target."
         )
     settings = getattr(head, "eagle_config", None) or {}
-    layers = settings.get("eagle_aux_hidden_state_layer_ids") or []
-    depth = target_text.num_hidden_layers
-    if kind == "eagle3" and not layers and len({2, depth // 2, depth - 3}) < 3:
-        raise ValueError(
-            f"the head {draft} reads the layers 2, {depth // 2} and {depth - 3} of {target}, which "
-            "are not three; name others as eagle_aux_hidden_state_layer_ids in its eagle_config."
-        )
-    too_deep = [layer for layer in layers if not 0 <= layer < target_text.num_hidden_layers]
-    if too_deep:
-        raise ValueError(
-            f"the head {draft} reads layer {too_deep[0]} of a target, and {target} has only "
-            f"{target_text.num_hidden_layers}; give the head that was trained for this target."
-        )
     if kind == "eagle3":
-        _check_head_tensors(draft, head, len(layers) or 3, wanted)
+        layers = _check_layers(target, draft, settings, target_text.num_hidden_layers)
+        _check_head_tensors(draft, head, len(layers), wanted)
+
+
+def _check_layers(target: str, draft: str, settings: dict[str, Any], depth: int) -> list[int]:
+    """The target's layers whose output the head reads: SGLang captures it before the next one."""
+    layers = settings.get("eagle_aux_hidden_state_layer_ids")
+    if layers is None:
+        layers = [1, depth // 2 - 1, depth - 4]  # SGLang's default, as inputs 2, N / 2 and N - 3
+    unusable = [layer for layer in layers if not 0 <= layer < depth - 1]
+    if unusable or not layers or len(set(layers)) < len(layers):
+        raise ValueError(
+            f"the head {draft} reads the output of layers {layers} of a target, and {target} has "
+            f"{depth} layers (each but the last can be read, once); give the head that was trained "
+            "for this target, or name its layers as eagle_aux_hidden_state_layer_ids in the "
+            "eagle_config of its config.json."
+        )
+    return layers
 
 
 def _check_head_tensors(draft: str, head: Any, aux_layers: int, width: int) -> None:
