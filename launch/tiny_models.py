@@ -133,27 +133,17 @@ def with_head(
     """An EAGLE3 head for the model in `tiny` that guesses as if the model had no layers.
 
     Its attention looks at its own position only (queries and keys are the token's embedding, times
-    the root of `sharpness`) and passes on as much of that embedding as its KV heads hold. The
-    target's hidden states behind `layers` add noise of scale `hidden_gain`. Its vocabulary is
-    `hot`.
+    the root of `sharpness`) and passes that embedding on. The target's hidden states behind
+    `layers` add noise of scale `hidden_gain`. Its vocabulary is `hot`.
     """
     import torch
 
     config, target = checkpoint.read_model(tiny)
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    kv_heads, dim = config["num_key_value_heads"], hidden // heads
-    inner = config["intermediate_size"]
-    share = heads // kv_heads
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    if config["num_key_value_heads"] != config["num_attention_heads"]:
+        raise ValueError("this head passes a whole embedding on: it needs a KV head for each head")
     identity, zeros = torch.eye(hidden), torch.zeros
-    # Query heads that share a KV head ask with the embedding's part that this head holds.
-    held = [(i // share) * share * dim + j for i in range(heads) for j in range(dim)]
-    carried = [i * share * dim + j for i in range(kv_heads) for j in range(dim)]
-    query = identity[held] * math.sqrt(sharpness)
-    key = identity[carried] * math.sqrt(sharpness)
-    value = identity[carried]
-    out = zeros(hidden, hidden)
-    for row, column in enumerate(carried):
-        out[column, (row // dim) * share * dim + row % dim] = 1.0
+    asks = identity * math.sqrt(sharpness)
 
     def on_embedding(weight: "torch.Tensor") -> "torch.Tensor":
         return torch.cat([weight, torch.zeros_like(weight)], dim=1)
@@ -164,10 +154,10 @@ def with_head(
     ones = torch.ones(hidden)
     tensors = {
         "fc.weight": noise.mul_(2).sub_(1).mul_(hidden_gain * math.sqrt(1 / hidden)),
-        "midlayer.self_attn.q_proj.weight": on_embedding(query),
-        "midlayer.self_attn.k_proj.weight": on_embedding(key),
-        "midlayer.self_attn.v_proj.weight": on_embedding(value),
-        "midlayer.self_attn.o_proj.weight": out,
+        "midlayer.self_attn.q_proj.weight": on_embedding(asks),
+        "midlayer.self_attn.k_proj.weight": on_embedding(asks),
+        "midlayer.self_attn.v_proj.weight": on_embedding(identity),
+        "midlayer.self_attn.o_proj.weight": identity,
         "midlayer.mlp.gate_proj.weight": zeros(inner, hidden),
         "midlayer.mlp.up_proj.weight": zeros(inner, hidden),
         "midlayer.mlp.down_proj.weight": zeros(hidden, inner),
