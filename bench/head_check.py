@@ -57,8 +57,13 @@ class PlainChain:
     @torch.inference_mode()
     def answer(self, prompt: list[int], new_tokens: int) -> list[int]:
         """Prompt and greedy answer, past the end token."""
+        ids = torch.tensor([prompt])
         out = self.model.generate(
-            torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1
+            ids,
+            attention_mask=torch.ones_like(ids),  # else the end tokens of turns count as padding
+            max_new_tokens=new_tokens,
+            eos_token_id=-1,
+            do_sample=False,
         )
         return out[0].tolist()
 

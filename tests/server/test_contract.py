@@ -255,9 +255,15 @@ def test_greedy_ids_equal_those_of_transformers(tiny_servers, tiny_models):
     prompt, new_tokens = list(range(100, 190)), 32  # two chunks of prefill
     model = AutoModelForCausalLM.from_pretrained(tiny_models[0], dtype=torch.float32)
     with torch.inference_mode():
-        expected = model.generate(
-            torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1
-        )[0, len(prompt) :].tolist()
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            eos_token_id=-1,
+        )
+        expected = out[0, len(prompt) :].tolist()
     for server in tiny_servers:
         body = {"input_ids": prompt, "sampling_params": {**GREEDY, "max_new_tokens": new_tokens}}
         assert server.post("/generate", body).json()["output_ids"] == expected, server.name
