@@ -261,7 +261,9 @@ def main() -> int:
     parser.add_argument("--demo", action="store_true", help="SmolLM2-135M instead of tiny models")
     parser.add_argument("--small", action="store_true", help="fewer and shorter prompts")
     parser.add_argument("--variants", nargs="*", help="some of the matrix only")
-    parser.add_argument("--save", action="store_true", help="write the JSON to bench/results")
+    parser.add_argument(
+        "--save", nargs="?", const="parity", metavar="NAME", help="write bench/results/NAME.json"
+    )
     options = parser.parse_args()
     matrix = DEMO_VARIANTS if options.demo else VARIANTS
     chosen = options.variants or list(matrix)
@@ -275,7 +277,7 @@ def main() -> int:
         )
     if options.save:
         report.save(
-            "parity-demo" if options.demo else "parity",
+            options.save,
             {
                 "models": "SmolLM2-135M-Instruct" if options.demo else "tiny",
                 "prompts": "8, 48 tokens" if options.small else "32, 96 tokens",

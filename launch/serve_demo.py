@@ -33,7 +33,7 @@ MAX_TOKENS = 128
 # A small KV pool: three short answers need no more. The CPU even where there is a GPU, which
 # the comparison below is not about.
 SERVER_ARGS = ("--dtype", "bfloat16", "--max-total-tokens", "16384", "--log-level", "warning")
-DEPTH = ("--faser-depth", "4")
+DEPTH = ("--faser-depth", "2")
 SERVER_ENV = {"CUDA_VISIBLE_DEVICES": ""}
 BUSY_PERCENT = 15.0  # of the CPU, used by other programs while both servers are idle
 
