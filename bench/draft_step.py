@@ -31,7 +31,7 @@ from launch.servers import Server  # noqa: E402
 STEPS = DEEPEST - 1  # the first draft comes out of the pass behind the verification
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference tensors have no version, by which a copy knows its weight
 def bound(head: Path, target: Path, rows: int, repeats: int = 30) -> float:
     """Milliseconds of one step's matrix products for ``rows`` rows: median of a round's steps."""
     _, own = checkpoint.read_model(head)

@@ -10,17 +10,17 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_utils import _eagle_prefill_tail_tokens
 
 from faser_sglang.control.types import IntArray
-from faser_sglang.worker.drafter import Drafter, Offer
+from faser_sglang.worker.chain import ChainDrafter, Step
+from faser_sglang.worker.drafter import Offer
 from faser_sglang.worker.packing import (
     PackedRows,
     Round,
-    deepest_first,
     make_forward_batch,
     pack_rows,
     pick,
     to_device,
 )
-from faser_sglang.worker.spec_inputs import FaserExtendInput, FaserStepInput
+from faser_sglang.worker.spec_inputs import FaserExtendInput
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from faser_sglang.worker.draft_model import HeadWorker
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(ChainDrafter):
     """Greedy chains of an EAGLE head.
 
     The head's slot p holds token p + 1 and the target's hidden states at p (SGLang's layout).
@@ -42,16 +42,14 @@ class HeadDrafter(Drafter):
     reads_hidden = True
 
     def __init__(self, draft_worker: HeadWorker, kind: str) -> None:
+        super().__init__(draft_worker)
         self.kind = kind
-        self.draft_worker = draft_worker
-        self.runner = draft_worker.draft_runner
-        self.context_len = self.runner.model_config.context_len
-        self.req_to_token: torch.Tensor | None = None  # filled by attach_pools
-        self._first: torch.Tensor | None = None  # [pool rows] the next round's first draft
+        # Filled by attach_pools, like the next: [pool rows] the next round's first draft.
+        self._first: torch.Tensor | None = None
         self._hidden: torch.Tensor | None = None  # [pool rows, hidden] the head's state behind it
 
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
-        self.req_to_token = req_to_token_pool.req_to_token
+        super().attach_pools(req_to_token_pool, slots)
         rows, device = self.req_to_token.shape[0], self.req_to_token.device
         self._first = torch.zeros(rows, dtype=torch.int64, device=device)
         config = self.runner.model_config
@@ -79,23 +77,9 @@ class HeadDrafter(Drafter):
     def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
         return Offer(self.context_len - lengths, np.zeros_like(rows))
 
-    def draft(self, this_round: Round) -> torch.Tensor:
-        depths = this_round.depths_cpu
-        members = deepest_first(depths)
-        rows = pick(this_round.rows, members)
-        drafts = this_round.bonus.new_zeros(
-            (this_round.size, this_round.max_depth), dtype=torch.int64
-        )
-        tokens, hidden = self._first[rows.long()], self._hidden[rows.long()]
-        places = to_device(rows, members)
-        drafts[places, 0] = tokens
-        for step in range(1, this_round.max_depth):
-            alive = int(np.count_nonzero(depths > step))
-            tokens, hidden = self._step(
-                this_round, members[:alive], rows[:alive], tokens[:alive], hidden[:alive], step
-            )
-            drafts[places[:alive], step] = tokens
-        return drafts
+    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
+        """What the pass behind the last verification left."""
+        return self._first[rows.long()], self._hidden[rows.long()]
 
     def commit(
         self,
@@ -174,28 +158,12 @@ class HeadDrafter(Drafter):
         members: IntArray,
         rows: torch.Tensor,
         tokens: torch.Tensor,
-        hidden: torch.Tensor,
+        state: torch.Tensor | None,
         step: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draft the token behind draft ``step`` [len(members)], and the state behind it."""
-        positions = pick(this_round.lengths, members) + (step - 1)
-        forward_batch = make_forward_batch(
-            this_round.batch,
-            self.runner,
-            ForwardMode.DECODE,
-            members=members,
-            rows=rows,
-            input_ids=tokens,
-            positions=positions,
-            slots=self.req_to_token[rows.long(), positions].long(),
-            seq_lens=positions + 1,
-            seq_lens_cpu=this_round.lengths_cpu[members] + step,
-            spec_info=FaserStepInput(positions=positions, hidden_states=hidden),
-            capture=CaptureHiddenMode.LAST,
-        )
-        return self._forward(forward_batch)
+    ) -> Step:
+        return self._forward(self._decode_batch(this_round, members, rows, tokens, step - 1, state))
 
-    def _forward(self, forward_batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, forward_batch: Any) -> Step:
         output = self.draft_worker.forward(forward_batch)
         tokens = output.next_token_logits.argmax(dim=-1)
         hot = self.draft_worker.hot_token_id

@@ -9,13 +9,13 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from faser_sglang.control.types import IntArray
+from faser_sglang.worker.chain import ChainDrafter, Step
 from faser_sglang.worker.draft_kv import DraftKv
-from faser_sglang.worker.drafter import Drafter, Offer
+from faser_sglang.worker.drafter import Offer
 from faser_sglang.worker.history import TokenHistory, request_tokens
 from faser_sglang.worker.packing import (
     PackedRows,
     Round,
-    deepest_first,
     make_forward_batch,
     pack_rows,
     pick,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from faser_sglang.worker.draft_model import DraftModelWorker
 
 
-class LmDrafter(Drafter):
+class LmDrafter(ChainDrafter):
     """Greedy chains of a plain language model.
 
     The first step of a round is one packed pass over whatever the draft's KV lacks, up to the
@@ -40,18 +40,15 @@ class LmDrafter(Drafter):
     kind = "lm"
 
     def __init__(self, draft_worker: DraftModelWorker, width: int, vocab_size: int) -> None:
-        self.draft_worker = draft_worker
-        self.runner = draft_worker.draft_runner
-        self.context_len = self.runner.model_config.context_len
+        super().__init__(draft_worker)
         self.width = width
         own = self.runner.model_config.vocab_size
         self._last_id = own - 1 if own < vocab_size else None
-        self.kv: DraftKv | None = None  # filled by attach_pools, like the two below
+        self.kv: DraftKv | None = None  # filled by attach_pools, like the next
         self.history: TokenHistory | None = None
-        self.req_to_token: torch.Tensor | None = None
 
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
-        self.req_to_token = req_to_token_pool.req_to_token
+        super().attach_pools(req_to_token_pool, slots)
         pool_rows = self.req_to_token.shape[0]
         self.kv = DraftKv(pool_rows, slots, self.req_to_token.device)
         self.history = TokenHistory(pool_rows, self.width, self.req_to_token.device)
@@ -82,22 +79,6 @@ class LmDrafter(Drafter):
         self.kv.settle(rows, lengths)
         return Offer(self.context_len - lengths, np.zeros_like(rows))
 
-    def draft(self, this_round: Round) -> torch.Tensor:
-        depths = this_round.depths_cpu
-        members = deepest_first(depths)
-        rows = pick(this_round.rows, members)
-        drafts = this_round.bonus.new_zeros(
-            (this_round.size, this_round.max_depth), dtype=torch.int64
-        )
-        tokens = self._first_step(this_round, members, rows)
-        members_on_device = to_device(rows, members)
-        drafts[members_on_device, 0] = tokens
-        for step in range(1, this_round.max_depth):
-            alive = int(np.count_nonzero(depths > step))
-            tokens = self._step(this_round, members[:alive], rows[:alive], tokens[:alive], step)
-            drafts[members_on_device[:alive], step] = tokens
-        return drafts
-
     def commit(
         self,
         this_round: Round,
@@ -109,8 +90,8 @@ class LmDrafter(Drafter):
         self.kv.commit(this_round, window, verdict.accept_lens)
         self.history.commit(this_round, verdict.tokens)
 
-    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> torch.Tensor:
-        """Catch up to the bonus token and draft behind it; tokens [len(members)]."""
+    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
+        """Catch up to the bonus token and draft behind it."""
         lengths = this_round.lengths_cpu[members]
         starts = self.kv.valid_len[this_round.rows_cpu[members]]
         packed = pack_rows(self.req_to_token, rows, to_device(rows, starts), lengths + 1 - starts)
@@ -129,7 +110,7 @@ class LmDrafter(Drafter):
             extend_lens=packed.lengths_cpu,
         )
         self.kv.mark(packed, pick(this_round.lengths, members) + 1)
-        return self._argmax(forward_batch)
+        return self._argmax(forward_batch), None
 
     def _step(
         self,
@@ -137,23 +118,10 @@ class LmDrafter(Drafter):
         members: IntArray,
         rows: torch.Tensor,
         tokens: torch.Tensor,
+        state: torch.Tensor | None,
         step: int,
-    ) -> torch.Tensor:
-        """Run draft ``step`` [len(members)] at its position and draft the next one."""
-        positions = pick(this_round.lengths, members) + step
-        forward_batch = make_forward_batch(
-            this_round.batch,
-            self.runner,
-            ForwardMode.DECODE,
-            members=members,
-            rows=rows,
-            input_ids=tokens,
-            positions=positions,
-            slots=self.req_to_token[rows.long(), positions].long(),
-            seq_lens=positions + 1,
-            seq_lens_cpu=this_round.lengths_cpu[members] + step + 1,
-        )
-        return self._argmax(forward_batch)
+    ) -> Step:
+        return self._argmax(self._decode_batch(this_round, members, rows, tokens, step)), None
 
     def _extend(self, batch: ScheduleBatch, starts: IntArray, ends: IntArray) -> None:
         """Run the draft over tokens ``starts`` .. ``ends`` of each request of a prefill."""

@@ -357,7 +357,7 @@ def test_the_first_hole_of_each_prefix_is_found(holes, prefixes):
 @pytest.fixture
 def drafter(monkeypatch):
     """A language-model drafter whose passes run nothing and draft token 0."""
-    from faser_sglang.worker import lm_drafter
+    from faser_sglang.worker import chain, lm_drafter
 
     def forward(passed):
         rows = passed.input_ids if passed.spec_info is None else passed.spec_info.select_index
@@ -366,7 +366,8 @@ def drafter(monkeypatch):
     def make_forward_batch(_batch, _runner, _mode, *, spec_info=None, **passed):
         return SimpleNamespace(spec_info=spec_info, **passed)
 
-    monkeypatch.setattr(lm_drafter, "make_forward_batch", make_forward_batch)
+    for module in (chain, lm_drafter):
+        monkeypatch.setattr(module, "make_forward_batch", make_forward_batch)
     model = SimpleNamespace(context_len=100, vocab_size=10)
     worker = SimpleNamespace(draft_runner=SimpleNamespace(model_config=model), forward=forward)
     drafter = lm_drafter.LmDrafter(worker, width=CAP + 1, vocab_size=10)

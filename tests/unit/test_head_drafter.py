@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 
 from faser_sglang.kernels.reference import ragged_accept
+from faser_sglang.worker import chain as chain_module
 from faser_sglang.worker import head_drafter
 from faser_sglang.worker.head_drafter import HeadDrafter
 from faser_sglang.worker.packing import Round, pack_rows
@@ -206,7 +207,8 @@ class Driver:
 @pytest.fixture(autouse=True)
 def stub_sglang(monkeypatch):
     """A forward batch is what it was made of."""
-    monkeypatch.setattr(head_drafter, "make_forward_batch", make_forward_batch)
+    for module in (chain_module, head_drafter):
+        monkeypatch.setattr(module, "make_forward_batch", make_forward_batch)
 
 
 def make_forward_batch(batch, runner, mode, *, spec_info, extend_lens=None, **passed):

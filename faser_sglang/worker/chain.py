@@ -1,0 +1,101 @@
+"""Chains of a draft model: one packed first step, then one row for each request and step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+
+from faser_sglang.control.types import IntArray
+from faser_sglang.worker.drafter import Drafter
+from faser_sglang.worker.packing import Round, deepest_first, make_forward_batch, pick, to_device
+from faser_sglang.worker.spec_inputs import FaserStepInput
+
+if TYPE_CHECKING:
+    from faser_sglang.worker.draft_model import DraftModelWorker
+
+Step = tuple[torch.Tensor, torch.Tensor | None]  # draft tokens [n], and the state behind each
+
+
+class ChainDrafter(Drafter):
+    """A draft model that is asked for one token after the other, greedily."""
+
+    def __init__(self, draft_worker: DraftModelWorker) -> None:
+        self.draft_worker = draft_worker
+        self.runner = draft_worker.draft_runner
+        self.context_len = self.runner.model_config.context_len
+        self.req_to_token: torch.Tensor | None = None  # filled by attach_pools
+
+    def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
+        self.req_to_token = req_to_token_pool.req_to_token
+
+    def draft(self, this_round: Round) -> torch.Tensor:
+        depths = this_round.depths_cpu
+        members = deepest_first(depths)
+        rows = pick(this_round.rows, members)
+        drafts = this_round.bonus.new_zeros(
+            (this_round.size, this_round.max_depth), dtype=torch.int64
+        )
+        places = to_device(rows, members)
+        tokens, state = self._first_step(this_round, members, rows)
+        drafts[places, 0] = tokens
+        for step in range(1, this_round.max_depth):
+            alive = int(np.count_nonzero(depths > step))
+            tokens, state = self._step(
+                this_round,
+                members[:alive],
+                rows[:alive],
+                tokens[:alive],
+                None if state is None else state[:alive],
+                step,
+            )
+            drafts[places[:alive], step] = tokens
+        return drafts
+
+    @abstractmethod
+    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
+        """The first draft of requests ``members``, which have ``rows`` of the pool."""
+
+    @abstractmethod
+    def _step(
+        self,
+        this_round: Round,
+        members: IntArray,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        state: torch.Tensor | None,
+        step: int,
+    ) -> Step:
+        """The draft behind draft ``step``, which is ``tokens`` [len(members)]."""
+
+    def _decode_batch(
+        self,
+        this_round: Round,
+        members: IntArray,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        ahead: int,
+        state: torch.Tensor | None = None,
+    ) -> Any:
+        """One row a request, ``ahead`` positions behind its committed tokens.
+
+        With a ``state`` [n, hidden] to go on from, the pass also returns the state behind it.
+        """
+        positions = pick(this_round.lengths, members) + ahead
+        return make_forward_batch(
+            this_round.batch,
+            self.runner,
+            ForwardMode.DECODE,
+            members=members,
+            rows=rows,
+            input_ids=tokens,
+            positions=positions,
+            slots=self.req_to_token[rows.long(), positions].long(),
+            seq_lens=positions + 1,
+            seq_lens_cpu=this_round.lengths_cpu[members] + ahead + 1,
+            spec_info=None if state is None else FaserStepInput(positions, state),
+            capture=CaptureHiddenMode.NULL if state is None else CaptureHiddenMode.LAST,
+        )
