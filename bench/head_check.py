@@ -42,17 +42,9 @@ class PlainChain:
         tensors = {name: tensor.float() for name, tensor in tensors.items()}
         self.lm_head = tensors["lm_head.weight"]
         self.head = Head(config)
-        with torch.no_grad():
-            for name, parameter in zip(self.head.tensors(), self._parameters(), strict=True):
-                parameter.copy_(tensors[name])
+        self.head.load(tensors)
         self.embedding = self.model.get_input_embeddings().weight.detach()
         self.depth = depth
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        """The head's parameters in the order of ``Head.tensors``."""
-        w, norms = self.head.w, self.head.norms
-        matrices = [w[key] for key in ("fc", "q", "k", "v", "o", "gate", "up", "down")]
-        return matrices + [norms[key] for key in ("input", "hidden", "post", "final")]
 
     @torch.inference_mode()
     def answer(self, prompt: list[int], new_tokens: int) -> list[int]:

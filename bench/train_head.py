@@ -30,6 +30,17 @@ from launch import checkpoint, demo_models  # noqa: E402
 HOT_TOKENS = 16_384
 STEPS = 3
 EPS = 1e-5
+LEAST_CHANCE = 0.01  # less likely tokens cost a column of the loss and teach next to nothing
+TENSORS = {
+    "q": "midlayer.self_attn.q_proj", "k": "midlayer.self_attn.k_proj",
+    "v": "midlayer.self_attn.v_proj", "o": "midlayer.self_attn.o_proj",
+    "gate": "midlayer.mlp.gate_proj", "up": "midlayer.mlp.up_proj",
+    "down": "midlayer.mlp.down_proj", "fc": "fc",
+}  # fmt: skip
+NORMS = {
+    "input": "midlayer.input_layernorm", "hidden": "midlayer.hidden_norm",
+    "post": "midlayer.post_attention_layernorm", "final": "norm",
+}  # fmt: skip
 
 
 class Data:
@@ -192,38 +203,42 @@ class Head(nn.Module):
             out = out + chances[..., length + i].transpose(1, 2)[..., None] * value
         return out
 
+    def named(self) -> dict[str, nn.Parameter]:
+        """Everything but lm_head and d2t, under SGLang's names."""
+        out = {f"{name}.weight": self.w[key] for key, name in TENSORS.items()}
+        return out | {f"{name}.weight": self.norms[key] for key, name in NORMS.items()}
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """bf16, under SGLang's names; everything but lm_head and d2t."""
-        names = {
-            "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
-            "o": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
-            "down": "mlp.down_proj",
-        }  # fmt: skip
-        norm_names = {
-            "input": "midlayer.input_layernorm", "hidden": "midlayer.hidden_norm",
-            "post": "midlayer.post_attention_layernorm", "final": "norm",
-        }  # fmt: skip
-        out = {"fc.weight": self.w["fc"]}
-        out |= {f"midlayer.{name}.weight": self.w[key] for key, name in names.items()}
-        out |= {f"{name}.weight": self.norms[key] for key, name in norm_names.items()}
-        return {name: tensor.detach().bfloat16() for name, tensor in out.items()}
+        return {name: tensor.detach().bfloat16() for name, tensor in self.named().items()}
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.named().items():
+            parameter.copy_(tensors[name])
 
 
 class Trainer:
     """The head, its frozen surroundings, and one step of training or measuring."""
 
-    def __init__(self, data: Data, model: Path, seed: int) -> None:
+    def __init__(
+        self, data: Data, model: Path, seed: int, start: dict[str, torch.Tensor] | None = None
+    ) -> None:
         torch.manual_seed(seed)
         self.data = data
         config, target = checkpoint.read_model(model)
         self.embedding = target["model.embed_tokens.weight"].float()
-        frequent = np.argsort(-data.counts(config["vocab_size"]), kind="stable")[:HOT_TOKENS]
-        self.hot = torch.from_numpy(np.sort(frequent))
+        if start is None:
+            frequent = np.argsort(-data.counts(config["vocab_size"]), kind="stable")[:HOT_TOKENS]
+            self.hot = torch.from_numpy(np.sort(frequent))
+        else:
+            self.hot = start["hot"].long()
         self.to_hot = torch.full((config["vocab_size"],), -1)
         self.to_hot[self.hot] = torch.arange(HOT_TOKENS)
         self.lm_head = self.embedding[self.hot]
         self.head = Head(config)
         self.head.start_from(target, config["num_hidden_layers"] - 1)
+        if start is not None:
+            self.head.load(start)
 
     def steps(self, batch: dict[str, torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Each step's output states, weights and likely next tokens, flattened over chains."""
@@ -253,7 +268,7 @@ class Trainer:
     def loss(self, batch: dict[str, torch.Tensor], sample: int) -> torch.Tensor:
         """Cross entropy to the target's likely tokens, over those of the batch and a sample."""
         found = self.steps(batch)
-        likely = torch.cat([self.to_hot[ids].flatten() for _, _, ids, _ in found])
+        likely = torch.cat([self.to_hot[ids[p >= LEAST_CHANCE]] for _, _, ids, p in found])
         drawn = torch.randint(HOT_TOKENS, (sample,))
         columns = torch.unique(torch.cat([likely[likely >= 0], drawn]))
         place = torch.full((HOT_TOKENS + 1,), -1)
@@ -270,8 +285,8 @@ class Trainer:
             logits = linear(out, lm_head)
             norm = (logits + correction).logsumexp(-1)
             hot = self.to_hot[ids]
-            p = torch.where(hot >= 0, p, 0.0)
-            picked = logits.gather(1, place[hot].clamp(min=0))
+            p = torch.where((hot >= 0) & (p >= LEAST_CHANCE), p, 0.0)
+            picked = logits.gather(1, place[hot].clamp(min=0))  # what has no column has p = 0
             row = p.sum(-1) * norm - (p * picked).sum(-1)
             total = total + 0.85**step * (row * weight).sum() / weight.sum()
         return total
@@ -321,7 +336,7 @@ def train(trainer: Trainer, minutes: float, batch_size: int, rate: float) -> lis
         for group in optimizer.param_groups:
             warm = min(1.0, (update + 1) / 40)
             group["lr"] = rate * warm * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * done)))
-        loss = trainer.loss(batch, sample=1024)
+        loss = trainer.loss(batch, sample=768)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -333,17 +348,17 @@ def train(trainer: Trainer, minutes: float, batch_size: int, rate: float) -> lis
             average[name].lerp_(p.detach(), 1 - keep)
         if time.monotonic() - told > 150 or update == 20:
             told = time.monotonic()
-            curve.append({"tokens": seen, "loss": float(loss), "accept": trainer.acceptance()})
+            curve.append({"tokens": seen, "loss": loss.item(), "accept": trainer.acceptance()})
             rounded = [round(a, 3) for a in curve[-1]["accept"]]
             print(
-                f"{(told - began) / 60:5.1f} min, {seen} tokens, loss {float(loss):.3f}, "
+                f"{(told - began) / 60:5.1f} min, {seen} tokens, loss {loss.item():.3f}, "
                 f"held-out acceptance {rounded}",
                 flush=True,
             )
     with torch.no_grad():
         for name, p in head.named_parameters():
             p.copy_(average[name])
-    curve.append({"tokens": seen, "loss": float(loss), "accept": trainer.acceptance()})
+    curve.append({"tokens": seen, "loss": loss.item(), "accept": trainer.acceptance()})
     return curve
 
 
@@ -365,11 +380,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--start", type=Path, help="go on from this head, with its vocabulary")
     options = parser.parse_args()
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 
     data = Data(options.data)
-    trainer = Trainer(data, demo_models.build("target"), seed=0)
+    start = load_file(options.start) if options.start else None
+    trainer = Trainer(data, demo_models.build("target"), seed=0, start=start)
     print(f"{len(data.training)} conversations, start {trainer.acceptance()}", flush=True)
     curve = train(trainer, options.minutes, options.batch, options.rate)
     tensors = trainer.head.tensors() | {"hot": trainer.hot.to(torch.int32)}
