@@ -57,6 +57,18 @@ class CpuAttentionBackend(AttentionBackend):
             self.window,
         )
 
+    def advance_decode(self, forward_batch: ForwardBatch) -> bool:
+        """Plan the decode step behind the one planned last, of the same requests in order.
+
+        Returns False where that takes a new plan.
+        """
+        groups = self.forward_metadata
+        is_one = len(groups) == 1 and groups[0].q_rows is None and groups[0].q_len == 1
+        if not is_one or self.window is not None:
+            return False
+        self.forward_metadata = [groups[0].extended(forward_batch.out_cache_loc)]
+        return True
+
     def forward_decode(
         self,
         q: torch.Tensor,

@@ -8,7 +8,7 @@ member, and each layer runs one gather and one SDPA call a group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -46,6 +46,22 @@ class Group:
     @property
     def size(self) -> int:
         return self.q_lens.numel()
+
+    def extended(self, slots: torch.Tensor) -> Group:
+        """The next decode step of the same requests: ``slots`` [size] hold one token more each."""
+        kv_lens, kv_len = self.kv_lens + 1, self.kv_len + 1
+        is_dense = self.kv_slots is None and int(slots[0]) == self.kv_start + self.kv_len
+        table = None
+        if not is_dense:
+            known = self.kv_slots
+            if known is None:
+                known = torch.arange(self.kv_start, self.kv_start + self.kv_len)
+            table = known.new_empty(self.size, kv_len)
+            table[:, :-1] = known.view(self.size, -1)
+            table[:, -1] = slots  # of the longest; for the others padding that a mask covers
+            table[torch.arange(self.size), kv_lens - 1] = slots
+            table = table.view(-1)
+        return replace(self, kv_lens=kv_lens, kv_len=kv_len, kv_slots=table, _masks={})
 
     def mask(
         self, heads_per_group: int, window: int | None, dtype: torch.dtype

@@ -28,6 +28,7 @@ class ChainDrafter(Drafter):
         self.runner = draft_worker.draft_runner
         self.context_len = self.runner.model_config.context_len
         self.req_to_token: torch.Tensor | None = None  # filled by attach_pools
+        self._last_step: Any | None = None  # the ForwardBatch of this round's step before
 
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
         self.req_to_token = req_to_token_pool.req_to_token
@@ -40,6 +41,7 @@ class ChainDrafter(Drafter):
             (this_round.size, this_round.max_depth), dtype=torch.int64
         )
         places = to_device(rows, members)
+        self._last_step = None
         tokens, state = self._first_step(this_round, members, rows)
         drafts[places, 0] = tokens
         for step in range(1, this_round.max_depth):
@@ -84,8 +86,10 @@ class ChainDrafter(Drafter):
 
         With a ``state`` [n, hidden] to go on from, the pass also returns the state behind it.
         """
+        if self._may_advance(len(members)):
+            return self._advance(rows, tokens, state)
         positions = pick(this_round.lengths, members) + ahead
-        return make_forward_batch(
+        self._last_step = make_forward_batch(
             this_round.batch,
             self.runner,
             ForwardMode.DECODE,
@@ -99,3 +103,32 @@ class ChainDrafter(Drafter):
             spec_info=None if state is None else FaserStepInput(positions, state),
             capture=CaptureHiddenMode.NULL if state is None else CaptureHiddenMode.LAST,
         )
+        return self._last_step
+
+    def _may_advance(self, size: int) -> bool:
+        """The requests are those of the step before, and its batch holds nothing but their rows."""
+        last = self._last_step
+        return (
+            last is not None
+            and last.batch_size == size
+            and last.out_cache_loc_virtual is None
+            and last.mrope_positions is None
+            and last.global_num_tokens_cpu is None
+        )
+
+    def _advance(self, rows: torch.Tensor, tokens: torch.Tensor, state: torch.Tensor | None) -> Any:
+        """The batch of the step before, moved on by one position."""
+        step = self._last_step
+        positions = step.positions + 1
+        step.input_ids, step.positions = tokens, positions
+        step.out_cache_loc = self.req_to_token[rows.long(), positions].long()
+        step.seq_lens = step.orig_seq_lens = positions + 1
+        step.seq_lens_cpu = step.seq_lens_cpu + 1
+        step.seq_lens_sum += step.batch_size
+        if state is not None:
+            step.spec_info = FaserStepInput(positions, state)
+        step.forward_metadata_ready = False
+        advance = getattr(self.runner.attn_backend, "advance_decode", None)
+        if advance is not None and advance(step):
+            step.mark_forward_metadata_ready()
+        return step

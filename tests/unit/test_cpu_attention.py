@@ -236,3 +236,40 @@ def test_what_it_cannot_compute_is_refused_with_the_way_out(layer, kwargs):
     case.backend.init_forward_metadata(case.batch)
     with pytest.raises(NotImplementedError, match="--attention-backend torch_native"):
         case.backend.forward(case.q, case.k, case.v, case.layer, case.batch, **kwargs)
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize("pairs", [*DECODE, [(1, 60), (1, 3), (1, 40)]])  # one padded group
+def test_a_further_decode_step_is_planned_from_the_one_before(pairs, is_dense):
+    case = Case(pairs, ForwardMode.DECODE, is_dense=is_dense)
+    case.run()
+    for step in (1, 2, 3):
+        case.pairs = [(rows, prefix + step) for rows, prefix in pairs]
+        case.batch = case._batch(ForwardMode.DECODE)
+        case.k, case.v = -case.k.roll(1), case.v.roll(1)  # or a wrong slot could hold the same
+        expected = case.expected()
+        is_one = len(case.backend.forward_metadata) == 1
+        assert case.backend.advance_decode(case.batch) == is_one
+        if is_one:
+            actual = case.backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+            assert (actual - expected).abs().max() < FLOAT32
+
+
+def test_a_run_that_breaks_off_is_gathered_from_there_on():
+    case = Case([(1, 40)], ForwardMode.DECODE, is_dense=True)
+    row = case.req_to_token[case.rows[0]]
+    row[41:] = row[41:].flip(0)
+    case.run()
+    assert case.backend.forward_metadata[0].kv_slots is None
+    case.pairs = [(1, 41)]
+    case.batch = case._batch(ForwardMode.DECODE)
+    expected = case.expected()
+    assert case.backend.advance_decode(case.batch)
+    actual = case.backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+    assert (actual - expected).abs().max() < FLOAT32
+
+
+def test_other_passes_are_planned_anew():
+    case = Case([(2, 9), (1, 9)], ForwardMode.DRAFT_EXTEND_V2)
+    case.run()
+    assert not case.backend.advance_decode(case.batch)

@@ -23,6 +23,7 @@ from faser_sglang.kernels.reference import Verdict
 from faser_sglang.worker.draft_kv import DraftKv
 from faser_sglang.worker.drafter import MODEL
 from faser_sglang.worker.packing import Round, pack_rows
+from tests.support.forward_batches import make_forward_batch
 
 POOL_ROWS, SLOTS, CONTEXT, CAP = 4, 200, 60, 4
 
@@ -363,13 +364,12 @@ def drafter(monkeypatch):
         rows = passed.input_ids if passed.spec_info is None else passed.spec_info.select_index
         return SimpleNamespace(next_token_logits=torch.zeros(len(rows), 10))
 
-    def make_forward_batch(_batch, _runner, _mode, *, spec_info=None, **passed):
-        return SimpleNamespace(spec_info=spec_info, **passed)
-
     for module in (chain, lm_drafter):
         monkeypatch.setattr(module, "make_forward_batch", make_forward_batch)
     model = SimpleNamespace(context_len=100, vocab_size=10)
-    worker = SimpleNamespace(draft_runner=SimpleNamespace(model_config=model), forward=forward)
+    worker = SimpleNamespace(
+        draft_runner=SimpleNamespace(model_config=model, attn_backend=None), forward=forward
+    )
     drafter = lm_drafter.LmDrafter(worker, width=CAP + 1, vocab_size=10)
     drafter.attach_pools(SimpleNamespace(req_to_token=packed_pool()), POOL_ROWS * 100)
     return drafter

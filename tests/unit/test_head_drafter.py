@@ -1,5 +1,6 @@
 """EAGLE heads against a model of one: every slot it reads holds the right token and states."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from faser_sglang.worker import chain as chain_module
 from faser_sglang.worker import head_drafter
 from faser_sglang.worker.head_drafter import HeadDrafter
 from faser_sglang.worker.packing import Round, pack_rows
+from tests.support.forward_batches import make_forward_batch
 
 POOL_ROWS, CONTEXT, CAP = 4, 64, 4
 TARGET_WIDTH, HEAD_WIDTH = 6, 2  # three layers of the target, one state of the head
@@ -55,15 +57,16 @@ class Head:
         config = SimpleNamespace(
             context_len=context_len, hidden_size=HEAD_WIDTH, dtype=torch.float32
         )
-        self.draft_runner = SimpleNamespace(model_config=config)
+        self.draft_runner = SimpleNamespace(model_config=config, attn_backend=None)
         self.hot_token_id = None
         self.passes = []
         self.kv = {}  # by slot
 
     def forward(self, passed):
-        self.passes.append(passed)
+        self.passes.append(copy.copy(passed))  # a step may become the next
         hidden = passed.spec_info.hidden_states
-        assert len(passed.input_ids) == len(passed.positions) == len(passed.slots) == len(hidden)
+        rows = len(passed.input_ids)
+        assert rows == len(passed.positions) == len(passed.out_cache_loc) == len(hidden)
         assert torch.equal(passed.spec_info.positions, passed.positions)
         assert passed.input_ids.dtype == torch.int64
         assert passed.capture == CaptureHiddenMode.LAST
@@ -74,13 +77,13 @@ class Head:
         assert passed.seq_lens_cpu.tolist() == passed.seq_lens.tolist()
         states = [int(state) for state in hidden[:, 0]]
         entries = list(zip(passed.input_ids.tolist(), states, strict=True))
-        self.kv.update(zip(passed.slots.tolist(), entries, strict=True))
+        self.kv.update(zip(passed.out_cache_loc.tolist(), entries, strict=True))
         out = torch.zeros(len(owners), HEAD_WIDTH)
         for i, owner in enumerate(owners):
             row, position = int(passed.rows[owner]), int(passed.positions[i])
             assert position < self.draft_runner.model_config.context_len
             slots = self.req_to_token[row, : position + 1].tolist()
-            assert slots[-1] == int(passed.slots[i])
+            assert slots[-1] == int(passed.out_cache_loc[i])
             out[i, 0] = mix(*(number for slot in slots for number in self.kv[slot]))
         if passed.mode != ForwardMode.DECODE:
             out = out[passed.spec_info.select_index]
@@ -211,18 +214,6 @@ def stub_sglang(monkeypatch):
         monkeypatch.setattr(module, "make_forward_batch", make_forward_batch)
 
 
-def make_forward_batch(batch, runner, mode, *, spec_info, extend_lens=None, **passed):
-    assert len(passed["rows"]) == len(passed["members"])
-    return SimpleNamespace(
-        batch=batch,
-        runner=runner,
-        mode=mode,
-        spec_info=spec_info,
-        extend_lens=extend_lens,
-        **passed,
-    )
-
-
 def ids(passed):
     return passed.input_ids.tolist()
 
@@ -243,7 +234,7 @@ def test_a_prefill_runs_each_rows_next_token_with_the_targets_states():
     assert ids(passed) == [12, 13, 14, 22, 32, 33]
     assert passed.positions.tolist() == [0, 1, 2, 0, 0, 1]
     assert (
-        passed.slots.tolist()
+        passed.out_cache_loc.tolist()
         == driver.req_to_token[[2, 2, 2, 0, 3, 3], [0, 1, 2, 0, 0, 1]].tolist()
     )
     assert state_of(passed) == [
