@@ -68,3 +68,16 @@ def ragged_accept(
     accepted = matches.to(torch.int32).cumprod(dim=1).sum(dim=1)
     bonus = tokens.gather(1, accepted[:, None].long()).squeeze(1)
     return Verdict(tokens, (accepted + 1).to(torch.int32), bonus)
+
+
+def top1(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely token of each row and its probability.
+
+    Args:
+        logits: [rows, vocabulary], any float type; a row of nothing but -inf has no answer.
+
+    Returns:
+        ids [rows] int64, the lowest of equals, and probabilities [rows] float32.
+    """
+    top = logits.max(dim=-1)
+    return top.indices, (logits.float() - top.values[:, None].float()).exp_().sum(-1).reciprocal()

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 
 from faser_sglang.control.types import IntArray
-from faser_sglang.worker.drafter import Drafter
+from faser_sglang.worker.drafter import Drafter, Drafts
 from faser_sglang.worker.packing import Round, deepest_first, make_forward_batch, pick, to_device
 from faser_sglang.worker.spec_inputs import FaserStepInput
 
 if TYPE_CHECKING:
     from faser_sglang.worker.draft_model import DraftModelWorker
 
-Step = tuple[torch.Tensor, torch.Tensor | None]  # draft tokens [n], and the state behind each
+
+class Step(NamedTuple):
+    """One draft of n requests."""
+
+    tokens: torch.Tensor  # [n]
+    chances: torch.Tensor  # [n]
+    state: torch.Tensor | None  # [n, hidden] what the next step goes on from
 
 
 class ChainDrafter(Drafter):
@@ -33,28 +39,31 @@ class ChainDrafter(Drafter):
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
         self.req_to_token = req_to_token_pool.req_to_token
 
-    def draft(self, this_round: Round) -> torch.Tensor:
+    def draft(self, this_round: Round) -> Drafts:
         depths = this_round.depths_cpu
         members = deepest_first(depths)
         rows = pick(this_round.rows, members)
-        drafts = this_round.bonus.new_zeros(
-            (this_round.size, this_round.max_depth), dtype=torch.int64
+        shape = (this_round.size, this_round.max_depth)
+        drafts = Drafts(
+            this_round.bonus.new_zeros(shape, dtype=torch.int64),
+            this_round.bonus.new_zeros(shape, dtype=torch.float32),
         )
         places = to_device(rows, members)
         self._last_step = None
-        tokens, state = self._first_step(this_round, members, rows)
-        drafts[places, 0] = tokens
+        last = self._first_step(this_round, members, rows)
+        drafts.tokens[places, 0], drafts.chances[places, 0] = last.tokens, last.chances
         for step in range(1, this_round.max_depth):
             alive = int(np.count_nonzero(depths > step))
-            tokens, state = self._step(
+            last = self._step(
                 this_round,
                 members[:alive],
                 rows[:alive],
-                tokens[:alive],
-                None if state is None else state[:alive],
+                last.tokens[:alive],
+                None if last.state is None else last.state[:alive],
                 step,
             )
-            drafts[places[:alive], step] = tokens
+            at = places[:alive]
+            drafts.tokens[at, step], drafts.chances[at, step] = last.tokens, last.chances
         return drafts
 
     @abstractmethod

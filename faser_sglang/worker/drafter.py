@@ -26,6 +26,13 @@ class Offer(NamedTuple):
     arms: IntArray  # [n]
 
 
+class Drafts(NamedTuple):
+    """Row i holds ``depths[i]`` drafts of request i, then anything."""
+
+    tokens: torch.Tensor  # [n, max_depth] int64
+    chances: torch.Tensor  # [n, max_depth] the drafter's probability; 0 where it has none
+
+
 class Drafter(ABC):
     """Proposes a chain of tokens behind each request's bonus token.
 
@@ -59,8 +66,8 @@ class Drafter(ABC):
         """What can be drafted for requests of ``lengths`` committed tokens."""
 
     @abstractmethod
-    def draft(self, this_round: Round) -> torch.Tensor:
-        """Draft tokens [n, max_depth]; row i holds ``depths[i]`` of them, then anything."""
+    def draft(self, this_round: Round) -> Drafts:
+        """Drafts of every request, ``this_round.depths`` of each."""
 
     @abstractmethod
     def commit(

@@ -19,6 +19,7 @@ from faser_sglang.control.policy import DepthPolicy, make_policy
 from faser_sglang.control.record import RoundRecord
 from faser_sglang.control.types import IntArray
 from faser_sglang.request_params import max_depth
+from faser_sglang.worker.confidence import ConfidenceTally
 from faser_sglang.worker.drafter import ARMS, Offer
 from faser_sglang.worker.make_drafter import make_drafter
 from faser_sglang.worker.packing import Round
@@ -57,6 +58,7 @@ class FaserWorker(BaseSpecWorker):
         )
         self.counters = RoundCounters()
         self.clock = PhaseClock()
+        self.confidence = ConfidenceTally(target_worker.model_runner.device)
         self._unread_rounds: deque[tuple[list[Any], IntArray]] = deque()
         self._being_read: dict[str, Any] = {}  # requests of the round that is being read
         self.policy: DepthPolicy | None = None  # filled by alloc_memory_pool, like the next
@@ -136,7 +138,7 @@ class FaserWorker(BaseSpecWorker):
         self.clock.lap("draft")
         window = self.verifier.pack(this_round, self.req_to_token_pool.req_to_token)
         verdict, hidden, logits_output, forward_batch = self.verifier.run(
-            this_round, window, drafts
+            this_round, window, None if drafts is None else drafts.tokens
         )
         self.clock.lap("verify")
         new_seq_lens = this_round.lengths + verdict.accept_lens
@@ -144,6 +146,8 @@ class FaserWorker(BaseSpecWorker):
             on_publish(new_seq_lens)
         if not self.is_off:
             self.drafter.commit(this_round, window, verdict, hidden)
+        if drafts is not None:
+            self.confidence.add(drafts, this_round.depths, verdict.accept_lens)
         self.clock.lap("commit")
         return GenerationBatchResult(
             logits_output=logits_output,
@@ -244,6 +248,7 @@ class FaserWorker(BaseSpecWorker):
         """SGLang's hook on a flush, which starts its own metrics anew: so do ours."""
         self.counters = RoundCounters()
         self.clock = PhaseClock()
+        self.confidence = ConfidenceTally(self.target_worker.model_runner.device)
 
     def describe_faser(self) -> dict[str, object]:
         """Resolved values and counters, for ``/server_info``."""
@@ -255,5 +260,6 @@ class FaserWorker(BaseSpecWorker):
             "draft_context": min(self.drafter.context_len, self.context_len),
             "attention_backend": type(self.target_worker.model_runner.attn_backend).__name__,
             "counters": self.counters.snapshot(),
+            "drafts_by_confidence": self.confidence.snapshot(),
             "host_ms_per_round": self.clock.snapshot(),
         }

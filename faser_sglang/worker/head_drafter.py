@@ -10,6 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_utils import _eagle_prefill_tail_tokens
 
 from faser_sglang.control.types import IntArray
+from faser_sglang.kernels.ops import top1
 from faser_sglang.worker.chain import ChainDrafter, Step
 from faser_sglang.worker.drafter import Offer
 from faser_sglang.worker.packing import (
@@ -44,16 +45,17 @@ class HeadDrafter(ChainDrafter):
     def __init__(self, draft_worker: HeadWorker, kind: str) -> None:
         super().__init__(draft_worker)
         self.kind = kind
-        # Filled by attach_pools, like the next: [pool rows] the next round's first draft.
-        self._first: torch.Tensor | None = None
-        self._hidden: torch.Tensor | None = None  # [pool rows, hidden] the head's state behind it
+        self._first: Step | None = None  # by pool row: the next round's first draft
 
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
         super().attach_pools(req_to_token_pool, slots)
         rows, device = self.req_to_token.shape[0], self.req_to_token.device
-        self._first = torch.zeros(rows, dtype=torch.int64, device=device)
         config = self.runner.model_config
-        self._hidden = torch.zeros(rows, config.hidden_size, dtype=config.dtype, device=device)
+        self._first = Step(
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.zeros(rows, dtype=torch.float32, device=device),
+            torch.zeros(rows, config.hidden_size, dtype=config.dtype, device=device),
+        )
 
     def prefill(
         self,
@@ -79,7 +81,7 @@ class HeadDrafter(ChainDrafter):
 
     def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
         """What the pass behind the last verification left."""
-        return self._first[rows.long()], self._hidden[rows.long()]
+        return Step(*(kept[rows.long()] for kept in self._first))
 
     def commit(
         self,
@@ -150,7 +152,8 @@ class HeadDrafter(ChainDrafter):
             extend_lens=packed.lengths_cpu,
             capture=CaptureHiddenMode.LAST,
         )
-        self._first[rows.long()], self._hidden[rows.long()] = self._forward(forward_batch)
+        for kept, new in zip(self._first, self._forward(forward_batch), strict=True):
+            kept[rows.long()] = new
 
     def _step(
         self,
@@ -165,6 +168,6 @@ class HeadDrafter(ChainDrafter):
 
     def _forward(self, forward_batch: Any) -> Step:
         output = self.draft_worker.forward(forward_batch)
-        tokens = output.next_token_logits.argmax(dim=-1)
+        tokens, chances = top1(output.next_token_logits)
         hot = self.draft_worker.hot_token_id
-        return (tokens if hot is None else hot[tokens]), output.hidden_states
+        return Step(tokens if hot is None else hot[tokens], chances, output.hidden_states)

@@ -9,6 +9,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from faser_sglang.control.types import IntArray
+from faser_sglang.kernels.ops import top1
 from faser_sglang.worker.chain import ChainDrafter, Step
 from faser_sglang.worker.draft_kv import DraftKv
 from faser_sglang.worker.drafter import Offer
@@ -110,7 +111,7 @@ class LmDrafter(ChainDrafter):
             extend_lens=packed.lengths_cpu,
         )
         self.kv.mark(packed, pick(this_round.lengths, members) + 1)
-        return self._argmax(forward_batch), None
+        return self._run(forward_batch)
 
     def _step(
         self,
@@ -121,7 +122,7 @@ class LmDrafter(ChainDrafter):
         state: torch.Tensor | None,
         step: int,
     ) -> Step:
-        return self._argmax(self._decode_batch(this_round, members, rows, tokens, step)), None
+        return self._run(self._decode_batch(this_round, members, rows, tokens, step))
 
     def _extend(self, batch: ScheduleBatch, starts: IntArray, ends: IntArray) -> None:
         """Run the draft over tokens ``starts`` .. ``ends`` of each request of a prefill."""
@@ -161,5 +162,5 @@ class LmDrafter(ChainDrafter):
         """Ids within the draft's embedding, where its vocabulary has fewer padding rows."""
         return input_ids if self._last_id is None else input_ids.clamp(max=self._last_id)
 
-    def _argmax(self, forward_batch: Any) -> torch.Tensor:
-        return self.draft_worker.forward(forward_batch).next_token_logits.argmax(dim=-1)
+    def _run(self, forward_batch: Any) -> Step:
+        return Step(*top1(self.draft_worker.forward(forward_batch).next_token_logits), None)

@@ -10,7 +10,7 @@ import torch
 
 from faser_sglang.control.ngram import continuation, longest_match
 from faser_sglang.control.types import IntArray
-from faser_sglang.worker.drafter import LOOKUP, Drafter, Offer
+from faser_sglang.worker.drafter import LOOKUP, Drafter, Drafts, Offer
 from faser_sglang.worker.packing import PackedRows, Round, to_device
 
 if TYPE_CHECKING:
@@ -77,9 +77,10 @@ class LookupDrafter(Drafter):
                 self._proposed[row] = continuation(text, match, self.cap)
         return Offer(limits, np.full_like(rows, LOOKUP))
 
-    def draft(self, this_round: Round) -> torch.Tensor:
+    def draft(self, this_round: Round) -> Drafts:
         proposed = self._proposed[this_round.rows_cpu, : this_round.max_depth]
-        return to_device(this_round.rows, proposed)
+        tokens = to_device(this_round.rows, proposed)
+        return Drafts(tokens, torch.zeros_like(tokens, dtype=torch.float32))
 
     def commit(
         self,
@@ -137,14 +138,15 @@ class HybridDrafter(Drafter):
             np.where(is_found, lookup.arms, model.arms),
         )
 
-    def draft(self, this_round: Round) -> torch.Tensor:
+    def draft(self, this_round: Round) -> Drafts:
         drafts = self.lookup.draft(this_round)
         asked = self._model_round(this_round)
         if asked.max_depth:
             own = self.model.draft(asked)
             is_own = (asked.depths > 0)[:, None]
-            columns = own.shape[1]
-            drafts[:, :columns] = torch.where(is_own, own, drafts[:, :columns])
+            for all_of, part in zip(drafts, own, strict=True):
+                first = all_of[:, : part.shape[1]]
+                first.copy_(torch.where(is_own, part, first))
         return drafts
 
     def commit(

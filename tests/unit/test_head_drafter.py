@@ -1,6 +1,7 @@
 """EAGLE heads against a model of one: every slot it reads holds the right token and states."""
 
 import copy
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +51,12 @@ def chain(tokens, depth):
     return drafts
 
 
+def chance(word):
+    """The head's probability of its own guess, which differs by word: the other logits are 0."""
+    weight = math.exp(1 + word / WORDS)
+    return weight / (weight + WORDS - 1)
+
+
 class Head:
     """A head that mixes up all entries of its KV cache up to a row's position."""
 
@@ -88,7 +95,8 @@ class Head:
         if passed.mode != ForwardMode.DECODE:
             out = out[passed.spec_info.select_index]
         logits = torch.zeros(len(out), WORDS)
-        logits[torch.arange(len(out)), out[:, 0].long() % WORDS] = 1.0
+        words = out[:, 0].long() % WORDS
+        logits[torch.arange(len(out)), words] = 1 + words / WORDS
         return SimpleNamespace(next_token_logits=logits, hidden_states=out)
 
 
@@ -181,9 +189,12 @@ class Driver:
         size, width = len(requests), CAP + 1
         padded = torch.zeros(size, CAP, dtype=torch.int64)
         if this_round.max_depth:
-            drafts = self.drafter.draft(this_round)
-            assert drafts.shape == (size, this_round.max_depth)
+            drafts, chances = self.drafter.draft(this_round)
+            assert chances.shape == drafts.shape == (size, this_round.max_depth)
             padded[:, : this_round.max_depth] = drafts
+            rows = zip(this_round.depths_cpu, drafts.tolist(), chances.tolist(), strict=True)
+            for depth, row, sure in rows:
+                assert sure[:depth] == pytest.approx([chance(token) for token in row[:depth]])
         window = pack_rows(
             self.req_to_token, this_round.rows, this_round.lengths, this_round.depths_cpu + 1
         )
@@ -319,7 +330,7 @@ def test_a_step_runs_the_last_draft_with_the_heads_own_state_for_those_that_go_o
     driver.prefill(requests)
     chains = [chain(request.tokens, 4) for request in requests]
     before = len(driver.head.passes)
-    drafts = driver.drafter.draft(driver.make_round(requests, [2, 0, 4, 3]))
+    drafts = driver.drafter.draft(driver.make_round(requests, [2, 0, 4, 3])).tokens
     steps = driver.head.passes[before:]
     assert [step.members.tolist() for step in steps] == [[2, 3, 0], [2, 3], [2]]
     assert [ids(step) for step in steps] == [
@@ -342,7 +353,7 @@ def test_a_reduced_vocabulary_is_mapped_to_the_targets():
     request = Request(0, [11, 12])
     driver.prefill([request])
     before = len(driver.head.passes)
-    drafts = driver.drafter.draft(driver.make_round([request], [3])).tolist()[0]
+    drafts = driver.drafter.draft(driver.make_round([request], [3])).tokens.tolist()[0]
     steps = driver.head.passes[before:]
     assert all(1000 <= token < 1000 + WORDS for token in drafts)
     assert [ids(step) for step in steps] == [[drafts[0]], [drafts[1]]]

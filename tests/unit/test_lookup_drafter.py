@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from faser_sglang.control.ngram import continuation, longest_match
 from faser_sglang.kernels.reference import Verdict
-from faser_sglang.worker.drafter import LOOKUP, MODEL, Drafter, Offer
+from faser_sglang.worker.drafter import LOOKUP, MODEL, Drafter, Drafts, Offer
 from faser_sglang.worker.lookup_drafter import (
     HYBRID_MATCH,
     NO_LIMIT,
@@ -112,7 +112,7 @@ def play(drafter, requests, emitted):
     this_round = make_round(requests, depths, offered.arms)
     drafts = [[] for _ in requests]
     if this_round.max_depth:
-        drafted = drafter.draft(this_round)
+        drafted = drafter.draft(this_round).tokens
         assert drafted.shape == (len(requests), this_round.max_depth)
         drafts = [row[:depth] for row, depth in zip(drafted.tolist(), depths, strict=True)]
     commit(drafter, this_round, requests, emitted)
@@ -158,7 +158,8 @@ def test_a_round_takes_no_more_columns_than_its_deepest_request():
     requests = [Request(3, [5, 6, 7, 8, 5], 6), Request(1, [1, 2, 1, 2, 1], 2)]
     prefill(drafter, requests)
     offered = offer(drafter, requests)
-    drafts = drafter.draft(make_round(requests, [1, 2], offered.arms))
+    drafts, chances = drafter.draft(make_round(requests, [1, 2], offered.arms))
+    assert chances.shape == (2, 2) and not chances.any()  # a lookup has none
     assert drafts.dtype == torch.int64 and drafts.shape == (2, 2)
     assert (drafts[0, :1].tolist(), drafts[1].tolist()) == ([7], [1, 2])
 
@@ -208,7 +209,7 @@ def test_rejected_tokens_do_not_stay_in_the_text():
     assert offer(drafter, [request]).limits.tolist() == [0]
     play(drafter, [request], [[3]])
     assert offer(drafter, [request]).limits.tolist() == [CAP]
-    assert drafter.draft(make_round([request], [CAP], ints(LOOKUP))).tolist() == [
+    assert drafter.draft(make_round([request], [CAP], ints(LOOKUP))).tokens.tolist() == [
         [4, 5, 6, GARBAGE]
     ]
 
@@ -353,7 +354,8 @@ class FakeModel(Drafter):
     def draft(self, this_round):
         assert this_round.max_depth > 0
         self.calls.append(("draft", this_round))
-        return (500 + torch.arange(this_round.max_depth)).repeat(this_round.size, 1)
+        tokens = (500 + torch.arange(this_round.max_depth)).repeat(this_round.size, 1)
+        return Drafts(tokens, tokens / 1000)
 
     def commit(self, this_round, window, verdict, hidden):
         self.calls.append(("commit", this_round, window, verdict, hidden))
@@ -419,11 +421,14 @@ def test_drafts_are_put_together_from_both(depths, hybrid):
     requests = [novel(0), repeating(3), novel(2)]
     prefill(hybrid, requests)
     this_round = make_round(requests, list(depths), offer(hybrid, requests).arms)
-    drafts = hybrid.draft(this_round)
-    assert drafts.shape == (3, max(depths))
+    drafts, chances = hybrid.draft(this_round)
+    assert drafts.shape == chances.shape == (3, max(depths))
     chains = [[500, 501, 502, 503], [4, 5, 6, 7], [500, 501, 502, 503]]
     for row, depth, chain in zip(drafts.tolist(), depths, chains, strict=True):
         assert row[:depth] == chain[:depth]
+    for row, depth, chain in zip(chances, depths, chains, strict=True):
+        known = [token / 1000 if token >= 500 else 0.0 for token in chain]
+        assert row[:depth].tolist() == pytest.approx(known[:depth])
 
 
 def test_a_lookup_round_is_to_the_model_a_round_at_depth_zero(hybrid):
@@ -444,7 +449,7 @@ def test_a_round_of_lookups_alone_does_not_run_the_model(hybrid):
     requests = [repeating(1), repeating(4)]
     prefill(hybrid, requests)
     this_round = make_round(requests, [3, 1], offer(hybrid, requests).arms)
-    drafts = hybrid.draft(this_round)
+    drafts = hybrid.draft(this_round).tokens
     assert drafts.tolist()[0] == [4, 5, 6] and drafts.tolist()[1][:1] == [4]
     assert not any(call[0] == "draft" for call in hybrid.model.calls)
     commit(hybrid, this_round, requests, [[9], [9]])
