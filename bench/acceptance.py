@@ -3,6 +3,7 @@
     python bench/acceptance.py             demo models, bf16, greedy, depth 5
 
 HumanEval, MT-Bench and GSM8K in the chat format; the figures are those of ``/server_info``.
+``--drafters lm lm-window --save acceptance-window`` shows what a draft KV window costs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from bench.parity import flush  # noqa: E402
 from bench.throughput import DEEPEST, DRAFTERS, SETS  # noqa: E402
 from launch import demo_models, prompts  # noqa: E402
 from launch.servers import Server  # noqa: E402
+
+WINDOW = 64
+VARIANTS = DRAFTERS | {
+    "lm-window": ("lm-drafter", ["--speculative-draft-window-size", str(WINDOW)]),
+}
 
 
 def positions(counters: dict[str, Any]) -> list[float]:
@@ -43,24 +49,27 @@ def measure(server: Server, texts: list[str], new_tokens: int) -> dict[str, Any]
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(ask, texts))
-    counters = server.faser()["counters"]
+    faser = server.faser()
+    counters, confidence = faser["counters"], faser["drafts_by_confidence"]
     return {
         "accept_length": round(counters["accept_length"], 3),
         "acceptance_by_position": positions(counters),
         "rounds": counters["rounds"],
+        "drafts_by_confidence": confidence,
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--drafters", nargs="*", default=list(DRAFTERS), choices=DRAFTERS)
+    parser.add_argument("--drafters", nargs="*", default=list(DRAFTERS), choices=VARIANTS)
     parser.add_argument("--prompts", type=int, default=12, help="of each set")
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--save", default="acceptance", help="name of the result")
     options = parser.parse_args()
     model = demo_models.build("target")
     results: dict[str, dict[str, Any]] = {}
     for name in options.drafters:
-        draft, flags = DRAFTERS[name]
+        draft, flags = VARIANTS[name]
         with Server(
             model,
             draft=demo_models.build(draft) if draft else None,
@@ -73,9 +82,9 @@ def main() -> int:
                 for key in SETS
             }
         for key, row in results[name].items():
-            print(f"  {name:7s} {key:10s} {row}", flush=True)
+            print(f"  {name:9s} {key:10s} {row}", flush=True)
     report.save(
-        "acceptance",
+        options.save,
         {"depth": DEEPEST, "prompts_of_each": options.prompts, "new_tokens": options.new_tokens,
          "dtype": "bf16", "results": results},
     )  # fmt: skip
