@@ -136,6 +136,7 @@ def main() -> int:
     parser.add_argument("--depths", type=int, nargs="*", default=[1, 2, 3, 5])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--save", default="throughput", help="name of the result")
     options = parser.parse_args()
     servers = start_servers(options.drafters, ["--max-total-tokens", "16000"])
     try:
@@ -154,7 +155,7 @@ def main() -> int:
         for server in servers.values():
             server.stop()
     path = report.save(
-        "throughput",
+        options.save,
         {"models": "SmolLM2-135M-Instruct", "dtype": "bf16", "new_tokens": options.new_tokens,
          "repeats": options.repeats, "results": results, "host_ms_per_round": rounds},
     )  # fmt: skip
