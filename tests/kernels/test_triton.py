@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-triton = pytest.importorskip("triton")
+import triton
 
 HERE = Path(__file__).parent
 CHECKS = sorted((HERE / "interpreted").glob("check_*.py"))
