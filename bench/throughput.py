@@ -34,6 +34,7 @@ DRAFTERS: dict[str, tuple[str | None, list[str]]] = {
     "hybrid": ("eagle3", ["--faser-drafter", "hybrid"]),
 }
 SETS = ("mtbench", "gsm8k", "humaneval")
+FEWEST_PROMPTS = 6  # a turn's text, however few requests run at once
 
 
 def chat_prompts(model: Path, count: int) -> list[list[int]]:
@@ -99,7 +100,7 @@ def measure(
     new_tokens: int,
 ) -> list[dict[str, Any]]:
     """Interleaved turns at one concurrency; ratios are taken within a repeat."""
-    work = chat_prompts(demo_models.build("target"), max(3, concurrency))
+    work = chat_prompts(demo_models.build("target"), max(FEWEST_PROMPTS, concurrency))
     cases = [("none", None)] + [(name, d) for name in servers if name != "none" for d in depths]
     rates: dict[tuple[str, int | None], list[float]] = {case: [] for case in cases}
     lengths: dict[tuple[str, int | None], float | None] = {}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
 from sglang.srt.layers.moe.utils import draft_model_build_scope
 from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.runtime_context import get_model
 from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import (
     model_draft_parallel_spec,
@@ -38,6 +41,7 @@ class DraftModelWorker(EagleDraftWorkerBase):
                 context_length=target_worker.model_runner.model_config.context_len,
             )
         self.draft_runner = self.draft_worker.model_runner
+        self._prepared: Any | None = None  # the batch that the runner prepared and ran last
 
     def _parallel_spec(self) -> DraftParallelSpec:
         return DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
@@ -54,9 +58,36 @@ class DraftModelWorker(EagleDraftWorkerBase):
             self.draft_worker.init_cuda_graphs(capture_decode_cuda_graph=False)
 
     def forward(self, forward_batch: Any) -> Any:
-        """One pass of the draft; its logits output."""
+        """One pass of the draft; its logits output.
+
+        A chain hands in the batch of its last step again, moved on: that one needs no second
+        preparation, so the model runs at once.
+        """
         with draft_tp_context(self.parallel_layout):
-            return self.draft_runner.forward(forward_batch).logits_output
+            if forward_batch is self._prepared:
+                return self._run_prepared(forward_batch)
+            output = self.draft_runner.forward(forward_batch)
+        self._prepared = None if output.can_run_graph else forward_batch
+        return output.logits_output
+
+    def _run_prepared(self, forward_batch: Any) -> Any:
+        runner = self.draft_runner
+        with (
+            get_model().override(shared_experts=runner.model.shared_experts_config),
+            forward_context(ForwardContext(runner.attn_backend), forward_batch=forward_batch),
+        ):
+            if forward_batch.needs_forward_metadata_init():
+                runner.attn_backend.init_forward_metadata(forward_batch)
+            return runner.model.forward(
+                forward_batch.input_ids, forward_batch.positions, forward_batch
+            )
+
+    def zero_kv(self, slots: torch.Tensor) -> None:
+        """Forget what the KV cache holds in ``slots`` [n], in every layer."""
+        pool = self.draft_runner.token_to_kv_pool
+        for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+            pool.get_key_buffer(layer)[slots] = 0
+            pool.get_value_buffer(layer)[slots] = 0
 
     def draft(self) -> None:
         raise NotImplementedError("FASER's drafters drive the draft runner")

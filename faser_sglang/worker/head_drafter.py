@@ -22,6 +22,7 @@ from faser_sglang.worker.packing import (
     to_device,
 )
 from faser_sglang.worker.spec_inputs import FaserExtendInput
+from faser_sglang.worker.state_ring import StateRing
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -33,29 +34,31 @@ if TYPE_CHECKING:
 class HeadDrafter(ChainDrafter):
     """Greedy chains of an EAGLE head.
 
-    The head's slot p holds token p + 1 and the target's hidden states at p (SGLang's layout).
-    Every pass of the target, prefill or verification, is followed by one pass of the head over
-    the same rows: it writes the slots of what was accepted, overwrites those of the drafts, and
-    its last accepted row is the first draft of the next round. So there is never a gap, whatever
-    the depths; depth d takes d - 1 further passes.
+    The head's slot p holds token p + 1 and the target's hidden states at p (SGLang's layout). It
+    runs behind the target only when it is to draft: every pass of the target leaves its states in
+    a ring, and the head's first pass of a round takes all that it has not run yet, overwrites
+    the slots of its old drafts, and yields the first draft. So depth d takes d passes, whatever
+    the depths before, and a round in which something else drafts, or nothing, takes none; only a
+    request that would outgrow the ring is caught up at depth 0.
+
+    A request that ends leaves slots in the radix tree that its head has not run. Their states are
+    gone: the request that inherits them gets zeros there, which draw little attention.
     """
 
     reads_hidden = True
 
-    def __init__(self, draft_worker: HeadWorker, kind: str) -> None:
+    def __init__(self, draft_worker: HeadWorker, kind: str, cap: int) -> None:
         super().__init__(draft_worker)
         self.kind = kind
-        self._first: Step | None = None  # by pool row: the next round's first draft
+        self.cap = cap
+        self.held_len: IntArray | None = None  # by pool row: positions that the head has run
+        self.ring: StateRing | None = None  # made when the width of the states is seen
+        self.written: torch.Tensor | None = None  # by slot: the head's KV is there
 
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
         super().attach_pools(req_to_token_pool, slots)
-        rows, device = self.req_to_token.shape[0], self.req_to_token.device
-        config = self.runner.model_config
-        self._first = Step(
-            torch.zeros(rows, dtype=torch.int64, device=device),
-            torch.zeros(rows, dtype=torch.float32, device=device),
-            torch.zeros(rows, config.hidden_size, dtype=config.dtype, device=device),
-        )
+        self.held_len = np.zeros(len(self.req_to_token), np.int64)
+        self.written = torch.zeros(slots, dtype=torch.bool, device=self.req_to_token.device)
 
     def prefill(
         self,
@@ -67,6 +70,7 @@ class HeadDrafter(ChainDrafter):
     ) -> None:
         if is_off:
             return
+        rows = batch.req_pool_indices
         starts = np.asarray(batch.prefix_lens, np.int64)
         rows_each = np.asarray(batch.extend_lens, np.int64)
         # Each row's next token: the row behind it, and at a chunk's end the prompt's next token or
@@ -74,51 +78,12 @@ class HeadDrafter(ChainDrafter):
         tokens = torch.roll(batch.input_ids, -1).to(torch.int64)
         ends = to_device(tokens, np.cumsum(rows_each) - 1)
         tokens[ends] = _eagle_prefill_tail_tokens(batch, bonus).to(torch.int64)
-        self._extend(batch, batch.req_pool_indices, starts, rows_each, tokens, hidden)
-
-    def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
-        return Offer(self.context_len - lengths, np.zeros_like(rows))
-
-    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
-        """What the pass behind the last verification left."""
-        return Step(*(kept[rows.long()] for kept in self._first))
-
-    def commit(
-        self,
-        this_round: Round,
-        window: PackedRows,
-        verdict: Verdict,
-        hidden: torch.Tensor | None,
-    ) -> None:
-        offsets = window.positions - this_round.lengths[window.owners]
-        tokens = verdict.tokens[window.owners, offsets].to(torch.int64)
-        self._extend(
-            this_round.batch,
-            this_round.rows,
-            this_round.lengths_cpu,
-            np.asarray(window.lengths_cpu, np.int64),
-            tokens,
-            hidden,
-            last=verdict.accept_lens.to(torch.int64) - 1,
-        )
-
-    def _extend(
-        self,
-        batch: ScheduleBatch,
-        rows: torch.Tensor,
-        starts: IntArray,
-        rows_each: IntArray,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        last: torch.Tensor | None = None,
-    ) -> None:
-        """Run the head over the target's packed rows and keep each request's first draft.
-
-        Args:
-            starts, rows_each: [n] first position and rows of each request.
-            tokens: [rows] the token behind each. hidden: [rows, ·] the target's states.
-            last: [n] the row, counted in its request, that the next draft follows; None: the last.
-        """
+        self._make_ring(hidden)
+        # The last row is run once more, in the first round that drafts, to yield the first draft.
+        last = starts + rows_each - 1
+        self.held_len[batch.req_pool_indices_cpu.numpy()] = last
+        self.ring.put(rows, to_device(rows, last), tokens[ends], hidden[ends])
+        self._blank_unwritten(rows, starts)
         fits = np.clip(self.context_len - starts, 0, rows_each)
         members = np.flatnonzero(fits)
         if members.size == 0:
@@ -129,12 +94,64 @@ class HeadDrafter(ChainDrafter):
             )
             kept = to_device(tokens, np.flatnonzero(places < np.repeat(fits, rows_each)))
             tokens, hidden = tokens[kept], hidden[kept]
-        fits = fits[members]
-        rows, starts = pick(rows, members), starts[members]
+        rows, starts, fits = pick(rows, members), starts[members], fits[members]
         packed = pack_rows(self.req_to_token, rows, to_device(rows, starts), fits)
-        select = packed.last_rows
-        if last is not None:
-            select = select - torch.clamp(to_device(rows, fits - 1) - pick(last, members), min=0)
+        self._extend(batch, members, rows, starts + fits, packed, tokens, hidden)
+
+    def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
+        return Offer(self.context_len - lengths, np.zeros_like(rows))
+
+    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
+        return self._catch_up(this_round, members, rows)
+
+    def commit(
+        self,
+        this_round: Round,
+        window: PackedRows,
+        verdict: Verdict,
+        hidden: torch.Tensor | None,
+    ) -> None:
+        lengths = this_round.lengths_cpu
+        behind = lengths - self.held_len[this_round.rows_cpu]
+        is_outgrown = behind + window.lengths_cpu > self.ring.span
+        # Beyond the head's context a request is never drafted for again.
+        outgrown = np.flatnonzero(is_outgrown & (lengths < self.context_len))
+        if outgrown.size:
+            self._catch_up(this_round, outgrown, pick(this_round.rows, outgrown))
+        offsets = window.positions - this_round.lengths[window.owners]
+        tokens = verdict.tokens[window.owners, offsets].to(torch.int64)
+        self.ring.put(this_round.rows[window.owners], window.positions, tokens, hidden)
+        self.written[window.slots] = False
+
+    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
+        return self._catch_up(this_round, members, rows)
+
+    def _catch_up(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
+        """Run the head over what it lacks of requests ``members``: the draft behind each."""
+        rows_cpu, lengths = this_round.rows_cpu[members], this_round.lengths_cpu[members]
+        starts = self.held_len[rows_cpu]
+        self.held_len[rows_cpu] = lengths
+        packed = pack_rows(self.req_to_token, rows, to_device(rows, starts), lengths - starts)
+        tokens, hidden = self.ring.get(rows[packed.owners], packed.positions)
+        return self._extend(this_round.batch, members, rows, lengths, packed, tokens, hidden)
+
+    def _extend(
+        self,
+        batch: ScheduleBatch,
+        members: IntArray,
+        rows: torch.Tensor,
+        ends: IntArray,
+        packed: PackedRows,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+    ) -> Step:
+        """Run the head over packed rows of requests ``members``: the draft behind each.
+
+        Args:
+            rows: [n] of the pool. ends: [n] the position behind each request's last row.
+            tokens: [packed] the token behind each. hidden: [packed, width] the target's states.
+        """
+        self.written[packed.slots] = True
         forward_batch = make_forward_batch(
             batch,
             self.runner,
@@ -144,16 +161,15 @@ class HeadDrafter(ChainDrafter):
             input_ids=tokens,
             positions=packed.positions,
             slots=packed.slots,
-            seq_lens=to_device(rows, starts + fits),
-            seq_lens_cpu=starts + fits,
+            seq_lens=to_device(rows, ends),
+            seq_lens_cpu=ends,
             spec_info=FaserExtendInput(
-                positions=packed.positions, select_index=select, hidden_states=hidden
+                positions=packed.positions, select_index=packed.last_rows, hidden_states=hidden
             ),
             extend_lens=packed.lengths_cpu,
             capture=CaptureHiddenMode.LAST,
         )
-        for kept, new in zip(self._first, self._forward(forward_batch), strict=True):
-            kept[rows.long()] = new
+        return self._forward(forward_batch)
 
     def _step(
         self,
@@ -171,3 +187,21 @@ class HeadDrafter(ChainDrafter):
         tokens, chances = top1(output.next_token_logits)
         hot = self.draft_worker.hot_token_id
         return Step(tokens if hot is None else hot[tokens], chances, output.hidden_states)
+
+    def _make_ring(self, hidden: torch.Tensor) -> None:
+        if self.ring is None:
+            # The state that yields the next draft, and a window behind it.
+            self.ring = StateRing(len(self.held_len), self.cap + 2, hidden.shape[-1], hidden)
+
+    def _blank_unwritten(self, rows: torch.Tensor, prefix_lens: IntArray) -> None:
+        """Zero the head's KV of cached prefixes where it never ran.
+
+        The host waits for the device here, once a prefill batch with a cached prefix.
+        """
+        total = int(prefix_lens.sum())
+        if total == 0:
+            return
+        slots = pack_rows(self.req_to_token, rows, torch.zeros_like(rows), prefix_lens).slots
+        blank = slots[~self.written[slots]]
+        if blank.numel():
+            self.draft_worker.zero_kv(blank)

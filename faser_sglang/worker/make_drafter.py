@@ -32,7 +32,7 @@ def make_drafter(
     model: Drafter
     if settings.is_head:
         head = HeadWorker(server_args, gpu_id, nccl_port, target_worker)
-        model = HeadDrafter(head, settings.model_kind)
+        model = HeadDrafter(head, settings.model_kind, cap)
     else:
         draft = DraftModelWorker(server_args, gpu_id, nccl_port, target_worker)
         model = LmDrafter(draft, width=cap + 1, vocab_size=target.vocab_size)

@@ -3,6 +3,7 @@
 import copy
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 
 from faser_sglang.kernels.reference import ragged_accept
 from faser_sglang.worker import chain as chain_module
-from faser_sglang.worker import head_drafter
+from faser_sglang.worker import head_drafter, state_ring
 from faser_sglang.worker.head_drafter import HeadDrafter
 from faser_sglang.worker.packing import Round, pack_rows
 from tests.support.forward_batches import make_forward_batch
@@ -68,6 +69,11 @@ class Head:
         self.hot_token_id = None
         self.passes = []
         self.kv = {}  # by slot
+        self.zeroed = []
+
+    def zero_kv(self, slots):
+        self.zeroed += slots.tolist()
+        self.kv.update((slot, (0, 0)) for slot in slots.tolist())
 
     def forward(self, passed):
         self.passes.append(copy.copy(passed))  # a step may become the next
@@ -117,13 +123,14 @@ class Driver:
 
     def __init__(self, context_len=CONTEXT):
         self.head = Head(context_len)
-        self.drafter = HeadDrafter(self.head, "eagle3")
+        self.drafter = HeadDrafter(self.head, "eagle3", CAP)
         self.req_to_token = torch.randperm(
             POOL_ROWS * CONTEXT, generator=torch.Generator().manual_seed(5)
         )
         self.req_to_token = self.req_to_token.view(POOL_ROWS, CONTEXT).to(torch.int32)
         self.head.req_to_token = self.req_to_token
-        self.drafter.attach_pools(SimpleNamespace(req_to_token=self.req_to_token), slots=1)
+        pool = SimpleNamespace(req_to_token=self.req_to_token)
+        self.drafter.attach_pools(pool, slots=self.req_to_token.numel())
 
     def prefill(self, requests, prefixes=None, sampled=None, chunked=None, is_off=False):
         """The target runs ``requests`` from ``prefixes`` on.
@@ -142,6 +149,7 @@ class Driver:
         batch = SimpleNamespace(
             reqs=reqs,
             req_pool_indices=torch.tensor([request.row for request in requests]),
+            req_pool_indices_cpu=torch.tensor([request.row for request in requests]),
             prefix_lens=prefixes,
             extend_lens=[len(q.tokens) - p for q, p in zip(requests, prefixes, strict=True)],
             input_ids=torch.tensor(inputs),
@@ -295,33 +303,38 @@ def test_without_drafting_a_prefill_runs_nothing():
 # -- rounds -------------------------------------------------------------------------------------
 
 
-def test_after_a_verification_the_head_runs_the_window_and_goes_on_behind_the_accepted():
+def test_the_head_runs_what_was_accepted_when_it_drafts_next():
     driver = Driver()
     requests = [Request(0, [11, 12]), Request(2, [21]), Request(1, [31, 32, 33])]
     driver.prefill(requests)
-    lengths = [request.length for request in requests]
+    a, b, c = (request.length for request in requests)
+    before = len(driver.head.passes)
     driver.play(requests, [3, 0, 2], [1, 0, 2])
-    passed = driver.head.passes[-1]
-    assert passed.mode == ForwardMode.DRAFT_EXTEND_V2 and passed.extend_lens == [4, 1, 3]
-    a, b, c = lengths
-    assert passed.positions.tolist() == [a, a + 1, a + 2, a + 3, b, c, c + 1, c + 2]
-    assert passed.spec_info.select_index.tolist() == [1, 4, 7]  # accepted 1, 0 and 2
-    emitted = [
-        request.tokens[length + 1 :] for request, length in zip(requests, lengths, strict=True)
+    first = driver.head.passes[before]
+    assert first.rows.tolist() == [0, 1] and first.positions.tolist() == [a - 1, c - 1]
+    after = [list(request.tokens) for request in requests]
+    before = len(driver.head.passes)
+    driver.play(requests, [1, 1, 1], [0, 0, 0])
+    (passed,) = driver.head.passes[before:]
+    assert passed.mode == ForwardMode.DRAFT_EXTEND_V2 and passed.extend_lens == [2, 2, 3]
+    assert passed.positions.tolist() == [a, a + 1, b - 1, b, c, c + 1, c + 2]
+    assert passed.spec_info.select_index.tolist() == [1, 3, 6]
+    assert ids(passed) == [*after[0][-2:], *after[1][-2:], *after[2][-3:]]
+    assert state_of(passed) == [
+        target_state(after[owner][: position + 1])
+        for owner, position in zip([0, 0, 1, 1, 2, 2, 2], passed.positions.tolist(), strict=True)
     ]
-    assert [len(tokens) for tokens in emitted] == [2, 1, 3]
-    assert (ids(passed)[:2], ids(passed)[4:5], ids(passed)[5:]) == tuple(emitted)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-def test_depth_d_takes_d_minus_one_passes(depth):
+def test_depth_d_takes_d_passes(depth):
     driver = Driver()
     requests = [Request(0, [11, 12]), Request(2, [21])]
     driver.prefill(requests)
     before = len(driver.head.passes)
     driver.drafter.draft(driver.make_round(requests, [depth, 1]))
-    steps = driver.head.passes[before:]
-    assert [passed.mode for passed in steps] == [ForwardMode.DECODE] * (depth - 1)
+    modes = [passed.mode for passed in driver.head.passes[before:]]
+    assert modes == [ForwardMode.DRAFT_EXTEND_V2] + [ForwardMode.DECODE] * (depth - 1)
 
 
 def test_a_step_runs_the_last_draft_with_the_heads_own_state_for_those_that_go_on():
@@ -331,7 +344,7 @@ def test_a_step_runs_the_last_draft_with_the_heads_own_state_for_those_that_go_o
     chains = [chain(request.tokens, 4) for request in requests]
     before = len(driver.head.passes)
     drafts = driver.drafter.draft(driver.make_round(requests, [2, 0, 4, 3])).tokens
-    steps = driver.head.passes[before:]
+    steps = driver.head.passes[before + 1 :]
     assert [step.members.tolist() for step in steps] == [[2, 3, 0], [2, 3], [2]]
     assert [ids(step) for step in steps] == [
         [chains[2][0], chains[3][0], chains[0][0]],
@@ -354,20 +367,66 @@ def test_a_reduced_vocabulary_is_mapped_to_the_targets():
     driver.prefill([request])
     before = len(driver.head.passes)
     drafts = driver.drafter.draft(driver.make_round([request], [3])).tokens.tolist()[0]
-    steps = driver.head.passes[before:]
+    steps = driver.head.passes[before + 1 :]
     assert all(1000 <= token < 1000 + WORDS for token in drafts)
     assert [ids(step) for step in steps] == [[drafts[0]], [drafts[1]]]
     assert [1000 + WORDS - 1 - state_of(step)[0] % WORDS for step in steps] == drafts[:2]
 
 
-def test_a_round_without_drafts_leaves_no_gap():
+def test_rounds_without_drafts_cost_no_pass_and_leave_no_gap():
     driver = Driver()
     request = Request(3, [11, 12, 13])
     driver.prefill([request])
+    before = len(driver.head.passes)
     for _ in range(3):
         assert driver.play([request], [0], [0]) == [[]]
+    assert len(driver.head.passes) == before
     assert driver.play([request], [4], [4]) == [chain(request.tokens[:7], 4)]
+    assert driver.head.passes[before].positions.tolist() == [2, 3, 4, 5]
     assert driver.play([request], [4], [0]) == [chain(request.tokens[:12], 4)]
+
+
+def test_a_request_that_would_outgrow_the_ring_is_caught_up_alone(monkeypatch):
+    monkeypatch.setattr(state_ring, "MOST_POSITIONS", 8)
+    driver = Driver()
+    plain, busy = Request(1, [11, 12, 13]), Request(2, [21, 22])
+    driver.prefill([plain, busy])
+    before = len(driver.head.passes)
+    for _ in range(9):
+        driver.play([plain, busy], [0, 2], [0, 0])
+    alone = [passed for passed in driver.head.passes[before:] if passed.rows.tolist() == [1]]
+    assert [passed.positions.tolist() for passed in alone] == [list(range(2, 10))]
+    expected = chain(plain.tokens, 4)
+    assert driver.play([plain], [4], [0]) == [expected]
+
+
+def test_the_ring_holds_a_window_however_little_memory_is_granted(monkeypatch):
+    monkeypatch.setattr(state_ring, "MOST_BYTES", 1)
+    driver = Driver()
+    request = Request(0, [11, 12])
+    driver.prefill([request])
+    assert driver.drafter.ring.span == CAP + 2
+    for depth, right in [(4, 4), (0, 0), (0, 0), (4, 3), (2, 2), (0, 0), (4, 0)]:
+        assert driver.play([request], [depth], [right]) == [chain(request.tokens, depth)] or depth
+
+
+def test_an_inherited_prefix_that_the_head_never_ran_is_blank():
+    """A request ended with accepted tokens that nothing was drafted behind."""
+    driver = Driver()
+    driver.prefill([Request(1, range(80, 88))])  # the slots held another text before
+    ended = Request(1, [11, 12, 13, 14])
+    driver.prefill([ended])
+    driver.play([ended], [0], [0])
+    driver.play([ended], [0], [0])
+    shared = ended.tokens[:6]
+    driver.req_to_token[3, :6] = driver.req_to_token[1, :6]
+    second = Request(3, [*shared, 61])
+    driver.prefill([second], prefixes=[6])
+    # Positions 0 to 3 were run at prefill; 4 and 5 were only verified.
+    assert sorted(driver.head.zeroed) == sorted(driver.req_to_token[1, 4:6].tolist())
+    driver.head.zeroed.clear()
+    driver.prefill([Request(0, [71, 72])])
+    assert driver.head.zeroed == []
 
 
 def test_a_new_request_on_a_row_has_nothing_of_the_one_before():
@@ -419,11 +478,13 @@ def test_a_window_is_cut_at_the_end_of_the_heads_context():
     driver.prefill(requests)
     drafts = driver.play(requests, [2, 2, 2], [2, 0, 1])
     assert [len(row) for row in drafts] == [2, 0, 2]
-    passed = driver.head.passes[-1]
-    assert passed.rows.tolist() == [0, 2]
-    assert passed.positions.tolist() == [4, 5, 1, 2, 3]
-    assert passed.spec_info.select_index.tolist() == [1, 3]  # the last that fits, the accepted
+    before = len(driver.head.passes)
     assert driver.play(requests, [4, 4, 4], [0, 0, 0])[2] == chain(requests[2].tokens[:4], 3)
+    for passed in driver.head.passes[before:]:
+        assert passed.rows.tolist() == [2]
+    for _ in range(driver.drafter.ring.span + 4):  # they outgrow the ring, and nobody asks
+        driver.play(requests[:2], [0, 0], [0, 0])
+    assert driver.head.passes[-1].rows.tolist() == [2]
 
 
 # -- everything at once -------------------------------------------------------------------------
@@ -438,14 +499,20 @@ def sessions(draw):
     rounds = st.lists(
         st.dictionaries(row, st.tuples(number, number, st.booleans()), min_size=1), max_size=8
     )
-    return draw(st.sampled_from([8, 13, CONTEXT])), prompts, cuts, draw(rounds)
+    context_len, ring = draw(st.sampled_from([8, 13, CONTEXT])), draw(st.sampled_from([1, 32]))
+    return context_len, ring, prompts, cuts, draw(rounds)
 
 
 @given(sessions())
 @settings(deadline=None, derandomize=True, max_examples=80)
 def test_drafts_are_those_of_a_head_that_ran_over_the_whole_text(session):
     """Chunks, new requests on used rows, depths, acceptances and contexts of any kind."""
-    context_len, prompts, cuts, rounds = session
+    context_len, ring, prompts, cuts, rounds = session
+    with mock.patch.object(state_ring, "MOST_POSITIONS", ring):
+        play_session(context_len, ring, prompts, cuts, rounds)
+
+
+def play_session(context_len, ring, prompts, cuts, rounds):
     driver = Driver(context_len)
     requests = {}
 
@@ -473,5 +540,5 @@ def test_drafts_are_those_of_a_head_that_ran_over_the_whole_text(session):
             for depth, tokens in zip(depths, before, strict=True)
         ]
         assert drafts == [chain(*pair) for pair in zip(before, granted, strict=True)]
-        fits = any(len(tokens) - 1 < context_len for tokens in before)
-        assert len(driver.head.passes) - steps == max(max(granted) - 1, 0) + fits
+        if ring == 32:  # a small one is outgrown by requests that draft nothing
+            assert len(driver.head.passes) - steps == max(granted)
