@@ -3,9 +3,10 @@
     python bench/draft_step.py             demo models, bf16, batches of 1, 4, 8, 16
 
 A step of the server is what a deeper draft adds: the draft phase of rounds at depth 5 less that
-at depth 1, over four (host time, which on the CPU is all the time there is). The bound is the head's matrix products
-alone, in a bare loop over the same packed weights with the target's weights read in between, as
-in a round. The last line gives the ratio at batch 1; this benchmark reports, it has no goal.
+at depth 1, over four (host time, which on the CPU is all the time there is). The bound is the
+head's matrix products alone, in a bare loop over the same packed weights with the target's weights
+read in between, as in a round. The last line gives the ratio at batch 1; this benchmark reports,
+it has no goal.
 """
 
 from __future__ import annotations

@@ -46,6 +46,9 @@ class FaserAlgorithm(CustomSpecAlgo):
     def need_topk(self) -> bool:
         return False  # nothing but the bonus token is relayed between rounds
 
+    def supports_grammar_overlap(self) -> bool:
+        return True  # the verifier lets the scheduler advance grammars behind the target's pass
+
     def carries_draft_hidden_states(self) -> bool:
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from faser_sglang import config
 from faser_sglang.compat import HookType, is_faser_process
 from faser_sglang.hooks import Hook
 from faser_sglang.request_params import max_depth
@@ -19,16 +20,9 @@ def unsupported(request: Any) -> list[str]:
     """Names of the fields of a tokenized generate request that FASER cannot serve yet."""
     params = request.sampling_params
     asked = {
-        "frequency_penalty": params.frequency_penalty != 0.0,
-        "presence_penalty": params.presence_penalty != 0.0,
-        "repetition_penalty": params.repetition_penalty != 1.0,
-        "min_new_tokens": params.min_new_tokens > 0,
-        "json_schema": params.json_schema is not None,
-        "regex": params.regex is not None,
-        "ebnf": params.ebnf is not None,
-        "structural_tag": params.structural_tag is not None,
-        "custom_logit_processor": bool(request.custom_logit_processor),
-        "return_hidden_states": bool(request.return_hidden_states),
+        "return_hidden_states with an EAGLE head": (
+            bool(request.return_hidden_states) and config.load().is_head
+        ),
         "return_sampling_mask": bool(request.return_sampling_mask),
         "return_routed_experts": bool(request.return_routed_experts),
         "return_indexer_topk": bool(request.return_indexer_topk),

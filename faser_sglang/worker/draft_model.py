@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
 from sglang.srt.layers.moe.utils import draft_model_build_scope
 from sglang.srt.managers.tp_worker import TpModelWorker
@@ -81,13 +80,6 @@ class DraftModelWorker(EagleDraftWorkerBase):
             return runner.model.forward(
                 forward_batch.input_ids, forward_batch.positions, forward_batch
             )
-
-    def zero_kv(self, slots: torch.Tensor) -> None:
-        """Forget what the KV cache holds in ``slots`` [n], in every layer."""
-        pool = self.draft_runner.token_to_kv_pool
-        for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
-            pool.get_key_buffer(layer)[slots] = 0
-            pool.get_value_buffer(layer)[slots] = 0
 
     def draft(self) -> None:
         raise NotImplementedError("FASER's drafters drive the draft runner")

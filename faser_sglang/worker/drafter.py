@@ -37,7 +37,8 @@ class Drafter(ABC):
     """Proposes a chain of tokens behind each request's bonus token.
 
     A round calls ``offer``, ``draft`` (only if some depth is above 0) and ``commit``; a prefill
-    calls ``prefill``. Where ``reads_hidden`` is set, the last two get the target's hidden states
+    calls ``prefill``; the end of a request ``finish``. Where ``reads_hidden`` is set, ``commit``
+    and ``prefill`` get the target's hidden states
     of every row of the pass.
     """
 
@@ -78,3 +79,7 @@ class Drafter(ABC):
         hidden: torch.Tensor | None,
     ) -> None:
         """The window was verified; ``this_round.depths`` were its depths."""
+
+    def finish(self, batch: ScheduleBatch, row: int, end: int) -> None:  # noqa: B027
+        """The one request of ``batch`` ended on ``row`` of the pool: its first ``end`` slots may
+        go to the radix tree."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from faser_sglang.request_params import max_depth
 from faser_sglang.worker.confidence import ConfidenceTally
 from faser_sglang.worker.drafter import ARMS, Offer
 from faser_sglang.worker.make_drafter import make_drafter
+from faser_sglang.worker.outputs import OutputRecord
 from faser_sglang.worker.packing import Round
 from faser_sglang.worker.spec_inputs import FaserDraftState
 from faser_sglang.worker.verify import Verifier
@@ -51,17 +53,17 @@ class FaserWorker(BaseSpecWorker):
             self.config, self.cap, server_args, gpu_id, nccl_port, target_worker
         )
         self._draft_worker = self.drafter.draft_worker
-        self.verifier = Verifier(
-            target_worker,
-            self.cap + 1,
-            reads_hidden=self.drafter.reads_hidden and not self.is_off,
-        )
+        self.outputs: OutputRecord | None = None  # filled by alloc_memory_pool, like the next
+        self.verifier: Verifier | None = None
         self.counters = RoundCounters()
         self.clock = PhaseClock()
         self.confidence = ConfidenceTally(target_worker.model_runner.device)
-        self._unread_rounds: deque[tuple[list[Any], IntArray]] = deque()
+        self._streams = torch.get_device_module(target_worker.model_runner.device)
+        self._stream: Any | None = None  # where the scheduler runs the passes
+        self._unread_rounds: deque[tuple[ScheduleBatch, list[Any], IntArray]] = deque()
+        self._batch_read: ScheduleBatch | None = None  # the batch of the round that is being read
         self._being_read: dict[str, Any] = {}  # requests of the round that is being read
-        self.policy: DepthPolicy | None = None  # filled by alloc_memory_pool, like the next
+        self.policy: DepthPolicy | None = None
         self._last_position: IntArray | None = None
         self._max_depth: IntArray | None = None
         self._record: RoundRecord | None = None
@@ -81,6 +83,19 @@ class FaserWorker(BaseSpecWorker):
         self._last_position = np.zeros(pool_rows, np.int64)
         self._max_depth = np.zeros(pool_rows, np.int64)
         self._record = RoundRecord(pool_rows)
+        target = self.target_worker.model_runner
+        self.outputs = OutputRecord(
+            pool_rows,
+            self.context_len + self.cap + 2,  # rejected drafts may lie behind the context
+            target.model_config.vocab_size,
+            target.device,
+        )
+        self.verifier = Verifier(
+            self.target_worker,
+            self.cap + 1,
+            self.outputs,
+            reads_hidden=self.drafter.reads_hidden and not self.is_off,
+        )
         self.policy = make_policy(
             self.config.depth,
             cap=self.cap,
@@ -109,27 +124,55 @@ class FaserWorker(BaseSpecWorker):
         grammar_barrier: Callable[[], None] | None = None,
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
+        self._stream = self._streams.current_stream()
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish)
-        return self._decode(batch, on_publish)
+        return self._decode(batch, on_publish, grammar_barrier)
 
     def _prefill(
         self, batch: ScheduleBatch, on_publish: Callable[[torch.Tensor], None] | None
     ) -> GenerationBatchResult:
+        self.outputs.begin(batch)
+        self._penalise_prefill(batch)
         result = self.target_worker.forward_batch_generation(
-            batch, capture_hidden_mode=self.verifier.capture
+            batch, capture_hidden_mode=self.verifier.capture(batch)
         )
+        self.outputs.note_bonus(batch, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         self._begin(batch)
-        hidden, result.logits_output.hidden_states = result.logits_output.hidden_states, None
+        hidden = result.logits_output.hidden_states
+        if not batch.return_hidden_states:
+            result.logits_output.hidden_states = None
         self.drafter.prefill(batch, result.next_token_ids, hidden, is_off=self.is_off)
         result.next_draft_input = FaserDraftState(bonus_tokens=result.next_token_ids)
         return result
 
+    def _penalise_prefill(self, batch: ScheduleBatch) -> None:
+        """Let penalties count the output that a retracted request brings along.
+
+        SGLang starts them anew there. ``batch`` holds a copy of the parameters for this pass.
+        """
+        rows = batch.req_pool_indices_cpu.numpy()
+        if not self.outputs.has_penalties(rows):
+            return
+        ends = np.asarray(batch.prefix_lens, np.int64) + np.asarray(batch.extend_lens, np.int64)
+        every = torch.arange(len(rows), device=self.outputs.device)
+        terms = self.outputs.terms(
+            rows, ends, every, torch.zeros_like(every), None, np.ones_like(rows)
+        )
+        batch.sampling_info = replace(
+            batch.sampling_info,
+            acc_additive_penalties=terms.additive,
+            acc_scaling_penalties=terms.scaling,
+        )
+
     def _decode(
-        self, batch: ScheduleBatch, on_publish: Callable[[torch.Tensor], None] | None
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None,
+        grammar_barrier: Callable[[], None] | None,
     ) -> GenerationBatchResult:
         self.clock.start()
         this_round = self._plan(batch)
@@ -138,12 +181,13 @@ class FaserWorker(BaseSpecWorker):
         self.clock.lap("draft")
         window = self.verifier.pack(this_round, self.req_to_token_pool.req_to_token)
         verdict, hidden, logits_output, forward_batch = self.verifier.run(
-            this_round, window, None if drafts is None else drafts.tokens
+            this_round, window, None if drafts is None else drafts.tokens, grammar_barrier
         )
         self.clock.lap("verify")
         new_seq_lens = this_round.lengths + verdict.accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
+        self.outputs.commit(this_round, verdict.tokens)
         if not self.is_off:
             self.drafter.commit(this_round, window, verdict, hidden)
         if drafts is not None:
@@ -191,7 +235,7 @@ class FaserWorker(BaseSpecWorker):
             self._learner(rows, offer.arms), lengths, np.clip(limits, 0, self.cap)
         )
         self._record.plan(rows, lengths, depths, offer.arms)
-        self._unread_rounds.append((list(batch.reqs), depths))
+        self._unread_rounds.append((batch, list(batch.reqs), depths))
         device = batch.seq_lens.device
         return Round(
             batch=batch,
@@ -227,7 +271,7 @@ class FaserWorker(BaseSpecWorker):
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
         """SGLang's hook: the accepted drafts of the oldest round whose result was not read."""
-        reqs, depths = self._unread_rounds.popleft()
+        self._batch_read, reqs, depths = self._unread_rounds.popleft()
         self._being_read = {req.rid: req for req in reqs}
         self.counters.passes += 1
         for req, depth, accepted in zip(
@@ -239,10 +283,20 @@ class FaserWorker(BaseSpecWorker):
                 self.counters.add(depth, accepted)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        """SGLang's hook: a request of the round being read ended; what lies behind is cut."""
+        """SGLang's hook: a request of the round being read ended; what lies behind is cut.
+
+        Its slots are about to go to the radix tree.
+        """
         req = self._being_read.get(rid)
-        if req is not None and req.finished_len is not None:
+        if req is None:
+            return
+        if req.finished_len is not None:
             self.counters.trimmed += len(req.output_ids) - req.finished_len
+        if not self.is_off:
+            view = copy.copy(self._batch_read)
+            view.reqs = [req]
+            with self._streams.stream(self._stream):  # behind the target's pass
+                self.drafter.finish(view, req.kv.req_pool_idx, req.kv.kv_committed_len)
 
     def clear_cache_pool(self) -> None:
         """SGLang's hook on a flush, which starts its own metrics anew: so do ours."""

@@ -27,7 +27,6 @@ from faser_sglang.worker.state_ring import StateRing
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-    from faser_sglang.kernels.reference import Verdict
     from faser_sglang.worker.draft_model import HeadWorker
 
 
@@ -41,8 +40,8 @@ class HeadDrafter(ChainDrafter):
     the depths before, and a round in which something else drafts, or nothing, takes none; only a
     request that would outgrow the ring is caught up at depth 0.
 
-    A request that ends leaves slots in the radix tree that its head has not run. Their states are
-    gone: the request that inherits them gets zeros there, which draw little attention.
+    A request that ends is caught up before its slots go to the radix tree, so whoever inherits
+    them finds the head's KV complete.
     """
 
     reads_hidden = True
@@ -53,12 +52,10 @@ class HeadDrafter(ChainDrafter):
         self.cap = cap
         self.held_len: IntArray | None = None  # by pool row: positions that the head has run
         self.ring: StateRing | None = None  # made when the width of the states is seen
-        self.written: torch.Tensor | None = None  # by slot: the head's KV is there
 
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
         super().attach_pools(req_to_token_pool, slots)
         self.held_len = np.zeros(len(self.req_to_token), np.int64)
-        self.written = torch.zeros(slots, dtype=torch.bool, device=self.req_to_token.device)
 
     def prefill(
         self,
@@ -83,7 +80,6 @@ class HeadDrafter(ChainDrafter):
         last = starts + rows_each - 1
         self.held_len[batch.req_pool_indices_cpu.numpy()] = last
         self.ring.put(rows, to_device(rows, last), tokens[ends], hidden[ends])
-        self._blank_unwritten(rows, starts)
         fits = np.clip(self.context_len - starts, 0, rows_each)
         members = np.flatnonzero(fits)
         if members.size == 0:
@@ -101,9 +97,6 @@ class HeadDrafter(ChainDrafter):
     def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
         return Offer(self.context_len - lengths, np.zeros_like(rows))
 
-    def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
-        return self._catch_up(this_round, members, rows)
-
     def commit(
         self,
         this_round: Round,
@@ -117,23 +110,39 @@ class HeadDrafter(ChainDrafter):
         # Beyond the head's context a request is never drafted for again.
         outgrown = np.flatnonzero(is_outgrown & (lengths < self.context_len))
         if outgrown.size:
-            self._catch_up(this_round, outgrown, pick(this_round.rows, outgrown))
+            self._first_step(this_round, outgrown, pick(this_round.rows, outgrown))
         offsets = window.positions - this_round.lengths[window.owners]
         tokens = verdict.tokens[window.owners, offsets].to(torch.int64)
         self.ring.put(this_round.rows[window.owners], window.positions, tokens, hidden)
-        self.written[window.slots] = False
+
+    def finish(self, batch: ScheduleBatch, row: int, end: int) -> None:
+        end = min(end, self.context_len)
+        if self.held_len[row] < end:
+            rows = torch.tensor([row], device=self.req_to_token.device)
+            self._catch_up(batch, np.zeros(1, np.int64), rows, np.array([row]), np.array([end]))
 
     def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
-        return self._catch_up(this_round, members, rows)
-
-    def _catch_up(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:
-        """Run the head over what it lacks of requests ``members``: the draft behind each."""
         rows_cpu, lengths = this_round.rows_cpu[members], this_round.lengths_cpu[members]
+        return self._catch_up(this_round.batch, members, rows, rows_cpu, lengths)
+
+    def _catch_up(
+        self,
+        batch: ScheduleBatch,
+        members: IntArray,
+        rows: torch.Tensor,
+        rows_cpu: IntArray,
+        ends: IntArray,
+    ) -> Step:
+        """Run the head over what it lacks of requests ``members``: the draft behind each.
+
+        Args:
+            rows, rows_cpu: [n] their rows of the pool. ends: [n] the position to stop before.
+        """
         starts = self.held_len[rows_cpu]
-        self.held_len[rows_cpu] = lengths
-        packed = pack_rows(self.req_to_token, rows, to_device(rows, starts), lengths - starts)
+        self.held_len[rows_cpu] = ends
+        packed = pack_rows(self.req_to_token, rows, to_device(rows, starts), ends - starts)
         tokens, hidden = self.ring.get(rows[packed.owners], packed.positions)
-        return self._extend(this_round.batch, members, rows, lengths, packed, tokens, hidden)
+        return self._extend(batch, members, rows, ends, packed, tokens, hidden)
 
     def _extend(
         self,
@@ -151,7 +160,6 @@ class HeadDrafter(ChainDrafter):
             rows: [n] of the pool. ends: [n] the position behind each request's last row.
             tokens: [packed] the token behind each. hidden: [packed, width] the target's states.
         """
-        self.written[packed.slots] = True
         forward_batch = make_forward_batch(
             batch,
             self.runner,
@@ -192,16 +200,3 @@ class HeadDrafter(ChainDrafter):
         if self.ring is None:
             # The state that yields the next draft, and a window behind it.
             self.ring = StateRing(len(self.held_len), self.cap + 2, hidden.shape[-1], hidden)
-
-    def _blank_unwritten(self, rows: torch.Tensor, prefix_lens: IntArray) -> None:
-        """Zero the head's KV of cached prefixes where it never ran.
-
-        The host waits for the device here, once a prefill batch with a cached prefix.
-        """
-        total = int(prefix_lens.sum())
-        if total == 0:
-            return
-        slots = pack_rows(self.req_to_token, rows, torch.zeros_like(rows), prefix_lens).slots
-        blank = slots[~self.written[slots]]
-        if blank.numel():
-            self.draft_worker.zero_kv(blank)

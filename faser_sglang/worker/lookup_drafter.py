@@ -159,6 +159,9 @@ class HybridDrafter(Drafter):
         self.model.commit(self._model_round(this_round), window, verdict, hidden)
         self.lookup.commit(this_round, window, verdict, hidden)
 
+    def finish(self, batch: ScheduleBatch, row: int, end: int) -> None:
+        self.model.finish(batch, row, end)
+
     def _model_round(self, this_round: Round) -> Round:
         """The round as the model sees it: depth 0 where lookup drafts."""
         depths = np.where(this_round.arms_cpu == LOOKUP, 0, this_round.depths_cpu)

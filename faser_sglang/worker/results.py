@@ -40,6 +40,15 @@ def pad_logprobs(
             setattr(logits_output, name, _spread(entries, places, size * width))
 
 
+def pad_hidden_states(
+    hidden: torch.Tensor, packed: PackedRows, offsets: torch.Tensor, size: int, width: int
+) -> torch.Tensor:
+    """The rows' hidden states [rows, hidden] as SGLang reads them: [size * width, hidden]."""
+    padded = hidden.new_zeros(size * width, hidden.shape[-1])
+    padded[packed.owners * width + offsets] = hidden
+    return padded
+
+
 def _spread(entries: list[Any], places: list[int], total: int) -> list[Any]:
     first = entries[0]
     empty = first.new_zeros(0) if torch.is_tensor(first) else []

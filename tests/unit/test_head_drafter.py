@@ -69,11 +69,6 @@ class Head:
         self.hot_token_id = None
         self.passes = []
         self.kv = {}  # by slot
-        self.zeroed = []
-
-    def zero_kv(self, slots):
-        self.zeroed += slots.tolist()
-        self.kv.update((slot, (0, 0)) for slot in slots.tolist())
 
     def forward(self, passed):
         self.passes.append(copy.copy(passed))  # a step may become the next
@@ -410,23 +405,36 @@ def test_the_ring_holds_a_window_however_little_memory_is_granted(monkeypatch):
         assert driver.play([request], [depth], [right]) == [chain(request.tokens, depth)] or depth
 
 
-def test_an_inherited_prefix_that_the_head_never_ran_is_blank():
-    """A request ended with accepted tokens that nothing was drafted behind."""
+def test_a_request_that_ends_leaves_nothing_that_the_head_has_not_run():
+    """Its slots go to the radix tree, and another request goes on from them."""
     driver = Driver()
-    driver.prefill([Request(1, range(80, 88))])  # the slots held another text before
     ended = Request(1, [11, 12, 13, 14])
     driver.prefill([ended])
+    driver.play([ended], [2], [1])
     driver.play([ended], [0], [0])
-    driver.play([ended], [0], [0])
-    shared = ended.tokens[:6]
-    driver.req_to_token[3, :6] = driver.req_to_token[1, :6]
+    shared = ended.tokens[: ended.length]
+    before = len(driver.head.passes)
+    view = SimpleNamespace(reqs=["ended"])
+    driver.drafter.finish(view, 1, ended.length)
+    driver.drafter.finish(view, 1, ended.length)  # nothing is left to do
+    (passed,) = driver.head.passes[before:]
+    assert passed.batch is view and passed.members.tolist() == [0]
+    assert passed.positions.tolist() == [4, 5, 6]
     second = Request(3, [*shared, 61])
-    driver.prefill([second], prefixes=[6])
-    # Positions 0 to 3 were run at prefill; 4 and 5 were only verified.
-    assert sorted(driver.head.zeroed) == sorted(driver.req_to_token[1, 4:6].tolist())
-    driver.head.zeroed.clear()
-    driver.prefill([Request(0, [71, 72])])
-    assert driver.head.zeroed == []
+    # The radix keys of heads are pairs: the last slot is not shared.
+    driver.req_to_token[3, : len(shared) - 1] = driver.req_to_token[1, : len(shared) - 1]
+    driver.prefill([second], prefixes=[len(shared) - 1])
+    assert driver.play([second], [4], [0]) == [chain(second.tokens[:9], 4)]
+
+
+def test_a_request_that_ended_beyond_the_heads_context_is_caught_up_to_it():
+    driver = Driver(context_len=6)
+    request = Request(0, [11, 12, 13])
+    driver.prefill([request])
+    for _ in range(6):
+        driver.play([request], [0], [0])
+    driver.drafter.finish(SimpleNamespace(reqs=["ended"]), 0, request.length)
+    assert driver.head.passes[-1].positions.tolist() == [2, 3, 4, 5]
 
 
 def test_a_new_request_on_a_row_has_nothing_of_the_one_before():

@@ -12,20 +12,10 @@ from faser_sglang.hooks.request_checks import unsupported
 
 CAP = 3  # --speculative-num-steps
 IN_PARAMETERS = {
-    "frequency_penalty": ("frequency_penalty", 0.5),
-    "presence_penalty": ("presence_penalty", -0.5),
-    "repetition_penalty": ("repetition_penalty", 1.1),
-    "min_new_tokens": ("min_new_tokens", 1),
-    "json_schema": ("json_schema", "{}"),
-    "regex": ("regex", "a+"),
-    "ebnf": ("ebnf", 'root ::= "a"'),
-    "structural_tag": ("structural_tag", "{}"),
     "watermark": ("watermark", SimpleNamespace()),
     "beam search": ("beam_width", 2),
 }
 IN_REQUEST = {
-    "custom_logit_processor": ("custom_logit_processor", "x"),
-    "return_hidden_states": ("return_hidden_states", True),
     "return_sampling_mask": ("return_sampling_mask", True),
     "return_routed_experts": ("return_routed_experts", True),
     "return_indexer_topk": ("return_indexer_topk", True),
@@ -45,6 +35,14 @@ SERVED = {
     "logit_bias": {"1": 2.0},
     "sampling_seed": 3,
     "n": 4,
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.5,
+    "repetition_penalty": 1.1,
+    "min_new_tokens": 1,
+    "json_schema": "{}",
+    "regex": "a+",
+    "ebnf": 'root ::= "a"',
+    "structural_tag": "{}",
     "beam_width": 1,
     "max_new_tokens": 0,
     "custom_params": {"faser": {"max_depth": 1}},
@@ -134,13 +132,22 @@ def test_each_request_field_that_is_not_served_is_named(name):
         assert unsupported(request) == [name]
 
 
+def test_hidden_states_are_served_but_behind_an_eagle_head(monkeypatch):
+    request = real_request()
+    request.return_hidden_states = True
+    for is_head, expected in ((False, []), (True, ["return_hidden_states with an EAGLE head"])):
+        settings = SimpleNamespace(is_head=is_head)
+        monkeypatch.setattr(request_checks.config, "load", lambda settings=settings: settings)
+        assert unsupported(request) == expected
+
+
 def test_the_refusal_names_everything_at_once_and_the_way_out(faser):
-    request = real_request(frequency_penalty=1.0, ebnf='root ::= "a"')
+    request = real_request(beam_width=2)
     request.lora_id = "adapter"
     with pytest.raises(ValueError) as error:
         request_checks._check(request, None, extra=1)
     message = str(error.value)
-    assert "frequency_penalty, ebnf, lora_path" in message
+    assert "lora_path, beam search" in message
     assert "send the request without" in message
     assert message.endswith(".") and ". " not in message and "\n" not in message
 
