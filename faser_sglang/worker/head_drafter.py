@@ -27,6 +27,7 @@ from faser_sglang.worker.state_ring import StateRing
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
+    from faser_sglang.kernels.reference import Verdict
     from faser_sglang.worker.draft_model import HeadWorker
 
 
