@@ -1,30 +1,37 @@
 """Put on PYTHONPATH of a server: ``sampling_seed`` decides every draw, whatever the batch.
 
 SGLang reads seeds only under --enable-deterministic-inference, which also swaps in matrix products
-that need a GPU. On a CPU in float32 the seeds alone give the same: this switches on nothing else,
-so that sampled answers can be compared token by token.
+and a hash that need a GPU. On a CPU in float32 the seeds alone give the same: this switches on
+nothing else, and hashes with torch, so that sampled answers can be compared token by token.
 """
 
 import importlib.util
 import sys
 from types import SimpleNamespace
 
-NAME = "sglang.srt.sampling.sampling_batch_info"
+READER = "sglang.srt.sampling.sampling_batch_info"
+SAMPLER = "sglang.srt.layers.sampler"
 
 
 class Finder:
-    """Finds the module once, and patches it when it has been executed."""
+    """Finds the modules, each once, and patches them when they have been executed."""
+
+    def __init__(self):
+        self.waiting = {READER, SAMPLER}
 
     def find_spec(self, name, path=None, target=None):
-        if name != NAME:
+        if name not in self.waiting:
             return None
-        sys.meta_path.remove(self)
+        self.waiting.remove(name)
         spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
 
         def exec_module(module):
             execute(module)
-            module.get_exec = with_seeds(module.get_exec)
+            if name == READER:
+                module.get_exec = with_seeds(module.get_exec)
+            else:
+                module.multinomial_with_seed = draw
 
         spec.loader.exec_module = exec_module
         return spec
@@ -39,6 +46,22 @@ def with_seeds(get_exec):
         return SimpleNamespace(features=settings.features, deterministic=on)
 
     return seeded
+
+
+def draw(logprobs, seed, positions):
+    """One id a row of ``logprobs`` [n, vocabulary], by its seed [n] and position [n] alone.
+
+    Gumbel noise out of a hash of seed, position and id: multiplications and shifts modulo 2**61.
+    """
+    import torch
+
+    ids = torch.arange(logprobs.shape[1])
+    state = (seed.view(-1, 1) * 1_000_003 + positions.view(-1, 1) * 7_919 + ids) & (2**61 - 1)
+    for factor in (0x9E3779B97F4A7C1, 0x2545F4914F6CDD1, 0x5851F42D4C957F3):
+        state = (state ^ (state >> 29)) * factor & (2**61 - 1)
+    uniform = ((state >> 8).double() + 0.5) / 2**53
+    noise = -torch.log(-torch.log(uniform))
+    return (logprobs.double() + noise).argmax(dim=-1, keepdim=True)
 
 
 sys.meta_path.insert(0, Finder())

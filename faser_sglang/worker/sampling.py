@@ -30,7 +30,8 @@ class RequestAt:
 
     def __init__(self, req: Any, output_ids: list[int]) -> None:
         self._req = req
-        self.output_ids = output_ids
+        self.output_ids = req.output_ids[:0]  # of SGLang's own type
+        self.output_ids.extend(output_ids)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._req, name)
