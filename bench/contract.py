@@ -147,7 +147,6 @@ def features(plain: dict[str, Any]) -> Iterable[Feature]:
     yield Feature("custom logit processor that reads the output", windows, seen)
     hidden = ("eagle3", "hybrid")
     yield Feature("hidden states", {}, {"return_hidden_states": True}, unserved=hidden)
-    yield Feature("last hidden state", {}, {"return_hidden_states": "last"}, unserved=hidden)
     yield Feature("stream", {}, {"stream": True})
     yield Feature("stream with logprobs", {}, {"stream": True, **top})
     yield from openai_features()

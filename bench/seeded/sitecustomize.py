@@ -2,7 +2,9 @@
 
 SGLang reads seeds only under --enable-deterministic-inference, which also swaps in matrix products
 and a hash that need a GPU. On a CPU in float32 the seeds alone give the same: this switches on
-nothing else, and hashes with torch, so that sampled answers can be compared token by token.
+nothing else, and hashes with torch, so that sampled answers can be compared token by token. And
+since SGLang draws among ids in another order if any request of the batch sets top_k (a greedy one
+does), it always takes that order here.
 """
 
 import importlib.util
@@ -30,6 +32,7 @@ class Finder:
             execute(module)
             if name == READER:
                 module.get_exec = with_seeds(module.get_exec)
+                in_one_order(module.SamplingBatchInfo)
             else:
                 module.multinomial_with_seed = draw
 
@@ -46,6 +49,18 @@ def with_seeds(get_exec):
         return SimpleNamespace(features=settings.features, deterministic=on)
 
     return seeded
+
+
+def in_one_order(info):
+    """Draw by rank in every batch, not only in those with a top_k."""
+    make = info.from_schedule_batch.__func__
+
+    def from_schedule_batch(cls, batch, vocab_size):
+        made = make(cls, batch, vocab_size)
+        made.need_top_k_sampling = True
+        return made
+
+    info.from_schedule_batch = classmethod(from_schedule_batch)
 
 
 def draw(logprobs, seed, positions):
