@@ -22,6 +22,7 @@ from faser_sglang.control.types import IntArray
 from faser_sglang.request_params import max_depth
 from faser_sglang.worker.confidence import ConfidenceTally
 from faser_sglang.worker.drafter import ARMS, Offer
+from faser_sglang.worker.guard import GuardedDrafter
 from faser_sglang.worker.make_drafter import make_drafter
 from faser_sglang.worker.outputs import OutputRecord
 from faser_sglang.worker.packing import Round
@@ -31,8 +32,6 @@ from faser_sglang.worker.verify import Verifier
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
-
-    from faser_sglang.worker.drafter import Drafter
 
 
 class FaserWorker(BaseSpecWorker):
@@ -49,8 +48,9 @@ class FaserWorker(BaseSpecWorker):
         self._target_worker = target_worker
         target = target_worker.model_runner.model_config
         self.context_len = target.context_len
-        self.drafter: Drafter = make_drafter(
-            self.config, self.cap, server_args, gpu_id, nccl_port, target_worker
+        self.drafter = GuardedDrafter(
+            make_drafter(self.config, self.cap, server_args, gpu_id, nccl_port, target_worker),
+            target.vocab_size,
         )
         self._draft_worker = self.drafter.draft_worker
         self.outputs: OutputRecord | None = None  # filled by alloc_memory_pool, like the next
@@ -314,6 +314,7 @@ class FaserWorker(BaseSpecWorker):
             "draft_context": min(self.drafter.context_len, self.context_len),
             "attention_backend": type(self.target_worker.model_runner.attn_backend).__name__,
             "counters": self.counters.snapshot(),
+            "draft_faults": self.drafter.faults,
             "drafts_by_confidence": self.confidence.snapshot(),
             "host_ms_per_round": self.clock.snapshot(),
         }

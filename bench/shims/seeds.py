@@ -1,4 +1,4 @@
-"""Put on PYTHONPATH of a server: ``sampling_seed`` decides every draw, whatever the batch.
+"""``sampling_seed`` decides every draw, whatever the batch.
 
 SGLang reads seeds only under --enable-deterministic-inference, which also swaps in matrix products
 and a hash that need a GPU. On a CPU in float32 the seeds alone give the same: this switches on
@@ -7,37 +7,19 @@ since SGLang draws among ids in another order if any request of the batch sets t
 does), it always takes that order here.
 """
 
-import importlib.util
-import sys
 from types import SimpleNamespace
 
 READER = "sglang.srt.sampling.sampling_batch_info"
 SAMPLER = "sglang.srt.layers.sampler"
 
 
-class Finder:
-    """Finds the modules, each once, and patches them when they have been executed."""
-
-    def __init__(self):
-        self.waiting = {READER, SAMPLER}
-
-    def find_spec(self, name, path=None, target=None):
-        if name not in self.waiting:
-            return None
-        self.waiting.remove(name)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            if name == READER:
-                module.get_exec = with_seeds(module.get_exec)
-                in_one_order(module.SamplingBatchInfo)
-            else:
-                module.multinomial_with_seed = draw
-
-        spec.loader.exec_module = exec_module
-        return spec
+def patch(module):
+    """Called with each of the two modules once it is loaded."""
+    if module.__name__ == READER:
+        module.get_exec = with_seeds(module.get_exec)
+        in_one_order(module.SamplingBatchInfo)
+    else:
+        module.multinomial_with_seed = draw
 
 
 def with_seeds(get_exec):
@@ -77,6 +59,3 @@ def draw(logprobs, seed, positions):
     uniform = ((state >> 8).double() + 0.5) / 2**53
     noise = -torch.log(-torch.log(uniform))
     return (logprobs.double() + noise).argmax(dim=-1, keepdim=True)
-
-
-sys.meta_path.insert(0, Finder())
