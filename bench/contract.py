@@ -6,8 +6,13 @@
 Each feature is asked greedily and with a seed, of every variant (drafter, and overlap schedule on
 or off), all mixed in the same batches. The reference has no speculation and no overlap schedule,
 where penalties and custom logit processors see every token before the next. Ids, texts, finish
-reasons, token counts, logprobs and hidden states must agree. The last line is
-``contract: N/N``; the exit status is 1 unless all agree.
+reasons, token counts, logprobs and hidden states must agree.
+
+The variant ``forced`` replays the reference's answers as drafts (``bench/shims/forced.py``): all
+right, so that long runs are accepted; wrong at every third place; and failing in three ways, which
+must cost nothing but speed. Then faults are planted in the server (``bench/shims/planted.py``),
+each of which must make some answer differ. The last line is ``contract: N/N``; the exit status is
+1 unless all agree and every planted fault was noticed.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,16 +34,15 @@ import requests
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import report  # noqa: E402
+from bench.parity import flush  # noqa: E402
+from bench.shims import planted  # noqa: E402
 from launch import demo_models  # noqa: E402
 from launch.servers import Server, start_all  # noqa: E402
 
 CONCURRENCY = 8
 TOLERANCE = 2e-3  # of logprobs and hidden states: the same sums in another order
-SEEDED = {
-    "PYTHONPATH": os.pathsep.join(
-        [str(Path(__file__).resolve().parent / "seeded"), os.environ.get("PYTHONPATH", "")]
-    )
-}
+SHIMS = Path(__file__).resolve().parent / "shims"
+SHIMMED = {"PYTHONPATH": os.pathsep.join([str(SHIMS), os.environ.get("PYTHONPATH", "")])}
 COMMON = [
     "--dtype", "float32", "--random-seed", "7", "--max-total-tokens", "12000",
     "--context-length", "512", "--chunked-prefill-size", "64", "--enable-custom-logit-processor",
@@ -65,12 +70,21 @@ class Variant:
     flags: tuple[str, ...] = ()
 
 
+# What a planted fault is looked for in.
+PLANTED_IN = ("plain", "frequency_penalty", "regex", "ebnf")
+Case = tuple["Feature", bool, int, int]  # feature, whether sampled, number of the prompt, seed
+
 VARIANTS = {
     "lm": Variant("tiny", "tiny-drafter"),
     "lm-sync": Variant("tiny", "tiny-drafter", tuple(SYNC)),
     "ngram": Variant("tiny", None, ("--faser-drafter", "ngram")),
     "ngram-sync": Variant("tiny", None, ("--faser-drafter", "ngram", *SYNC)),
     "eagle3": Variant("tiny-flat", "tiny-flat-eagle3"),
+    "forced": Variant(
+        "tiny",
+        None,
+        ("--faser-drafter", "ngram", "--faser-depth", "5", "--max-running-requests", "8"),
+    ),
     "hybrid-sync": Variant("tiny-flat", "tiny-flat-eagle3", ("--faser-drafter", "hybrid", *SYNC)),
 }
 
@@ -177,10 +191,11 @@ def openai_features() -> Iterable[Feature]:
     yield Feature("completion stop", {"stop": ["e"]}, text, "/v1/completions")
 
 
-def ask(server: Server, feature: Feature, sampled: bool, number: int) -> dict[str, Any]:
+def ask(
+    server: Server, feature: Feature, sampled: bool = False, number: int = 0, seed: int = 0
+) -> dict[str, Any]:
     """One request; an error's text under ``error``."""
     is_native = feature.route == "/generate"
-    seed = 1000 + number
     sampling = {"max_new_tokens" if is_native else "max_tokens": 24, **feature.sampling}
     sampling |= {"temperature": 0.9 if sampled else 0.0}
     sampling |= {"sampling_seed" if is_native else "seed": seed}
@@ -261,25 +276,23 @@ def difference(got: Any, expected: Any, path: str = "") -> str | None:
     return None if got == expected else f"{path}: {got!r:.300} instead of {expected!r:.300}"
 
 
-def ask_all(server: Server, cases: list[tuple[Feature, bool, int]]) -> list[dict[str, Any]]:
+def ask_all(server: Server, cases: list[Case]) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         return list(pool.map(lambda case: ask(server, *case), cases))
 
 
 def check(
     server: Server,
-    drafter: str,
-    cases: list[tuple[Feature, bool, int]],
+    cases: list[Case],
     expected: list[dict[str, Any]],
-    say: Callable[[str], None],
+    say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """How many cases agree with the reference; says what does not."""
     agreed = 0
-    for (feature, sampled, number), got, wanted in zip(
+    for (feature, sampled, number, _), got, wanted in zip(
         cases, ask_all(server, cases), expected, strict=True
     ):
-        name = f"{server.name}: {feature.name}, {'sampled' if sampled else 'greedy'} {number}"
-        if any(drafter.startswith(each) for each in feature.unserved):
+        if any(server.name.startswith(each) for each in feature.unserved):
             found = None if "FASER does not serve" in got.get("error", "") else f"answered {got}"
         elif "answer" not in wanted or "answer" not in got:
             found = f"{got.get('error', 'an answer')}; the reference: {wanted.get('error', 'one')}"
@@ -288,56 +301,125 @@ def check(
         if found is None:
             agreed += 1
         else:
-            say(f"  differs: {name}: {found[:700]}")
+            kind = "sampled" if sampled else "greedy"
+            say(f"  differs: {server.name}: {feature.name}, {kind} {number}: {found[:700]}")
     return agreed
 
 
-def make_cases(reference: Server) -> list[tuple[Feature, bool, int]]:
-    plain = ask(reference, Feature("plain", {}, {}), False, 0)["answer"]
-    chosen = list(features(plain))
-    return [
+def make_cases(reference: Server, prompts: int = len(PROMPTS)) -> list[Case]:
+    """Every feature, greedy and sampled, on the first prompts; a seed of its own for each."""
+    plain = ask(reference, Feature("plain", {}, {}))["answer"]
+    asked = [
         (feature, sampled, number)
-        for number in range(len(PROMPTS))
-        for feature in chosen
+        for number in range(prompts)
+        for feature in features(plain)
         for sampled in (False, True)
     ]
+    return [(*case, 1000 + i) for i, case in enumerate(asked)]
 
 
-def run(names: list[str], say: Callable[[str], None] = print) -> dict[str, Any]:
-    """All variants named, target by target."""
+def recorded(cases: list[Case], expected: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """The reference's answers by seed, as far as they name token ids."""
+    answers = {}
+    for (*_, seed), wanted in zip(cases, expected, strict=True):
+        answer = wanted.get("answer")
+        answer = answer[0] if isinstance(answer, list) else answer
+        if answer and "output_ids" in answer:
+            answers[str(seed)] = answer["output_ids"]
+    return answers
+
+
+def check_forced(
+    server: Server,
+    files: Path,
+    cases: list[Case],
+    expected: list[dict[str, Any]],
+    say: Callable[[str], None],
+) -> dict[str, list[int]]:
+    """The forced drafter: right, wrong and failing; then the planted faults."""
+    answers = recorded(cases, expected)
+    totals = {}
+
+    def force(name: str, **how: Any) -> dict[str, Any]:
+        (files / "forced.json").write_text(json.dumps({"answers": answers, **how}))
+        flush(server)
+        agreed = check(server, cases, expected, say)
+        state = server.faser()
+        totals[f"forced, {name}"] = [agreed, len(cases)]
+        say(
+            f"forced, {name}: {agreed}/{len(cases)}, accept length "
+            f"{state['counters']['accept_length']}, draft faults {state['draft_faults']}"
+        )
+        return state
+
+    right = force("right")
+    wrong = force("wrong at every third", wrong_every=3)
+    if not 3 < right["counters"]["accept_length"] > wrong["counters"]["accept_length"] > 1:
+        raise RuntimeError("the forced drafter's answers were not accepted as they should be")
+    kinds = ("raise", "nan", "range")
+    faults = {seed: kinds[i % 3] for i, seed in enumerate(list(answers)[::4])}
+    if force("failing", faults=faults)["draft_faults"] < len(faults):
+        raise RuntimeError("a drafter's failure was not counted")
+
+    (files / "forced.json").write_text(json.dumps({"answers": answers, "wrong_every": 4}))
+    few = [i for i, case in enumerate(cases) if case[0].name in PLANTED_IN]
+    some, wanted = [cases[i] for i in few], [expected[i] for i in few]
+    totals["planted faults"] = [0, 0]
+    for fault in [fault for fault in planted.FAULTS if fault != "unwritten slots shared"]:
+        (files / "planted").write_text(fault)
+        differing = len(some) - check(server, some, wanted)
+        totals["planted faults"][0] += differing > 0
+        totals["planted faults"][1] += 1
+        say(f"planted: {fault}: {differing} of {len(some)} answers differ")
+    (files / "planted").write_text("")
+    flush(server)
+    return totals
+
+
+def run(
+    names: list[str], prompts: int = len(PROMPTS), say: Callable[[str], None] = print
+) -> dict[str, list[int]]:
+    """All variants named, target by target: how many cases agree, of how many."""
     totals: dict[str, list[int]] = {}
     for target in dict.fromkeys(VARIANTS[name].target for name in names):
+        own = {name: VARIANTS[name] for name in names if VARIANTS[name].target == target}
         model = demo_models.build(target)
-        own = [name for name in names if VARIANTS[name].target == target]
-        servers = [Server(model, args=[*COMMON, *SYNC], env=SEEDED, name="no speculation")]
-        for name in own:
-            draft = VARIANTS[name].draft
-            servers.append(
-                Server(
-                    model,
-                    draft=demo_models.build(draft) if draft else None,
-                    is_faser=True,
-                    args=[*COMMON, *RANDOM, *VARIANTS[name].flags],
-                    env=SEEDED,
-                    name=name,
-                )
-            )
-        start_all(servers)
-        try:
-            cases = make_cases(servers[0])
-            expected = ask_all(servers[0], cases)
-            for server in servers[1:]:
-                agreed = check(server, server.name, cases, expected, say)
-                counters = server.faser()["counters"]
-                totals[server.name] = [agreed, len(cases)]
-                say(
-                    f"{server.name}: {agreed}/{len(cases)}, accept length "
-                    f"{counters['accept_length']}"
-                )
-        finally:
-            for server in servers:
-                server.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            servers = start(model, own, Path(folder))
+            try:
+                cases = make_cases(servers[0], prompts)
+                expected = ask_all(servers[0], cases)
+                for server in servers[1:]:
+                    if server.name == "forced":
+                        totals |= check_forced(server, Path(folder), cases, expected, say)
+                        continue
+                    totals[server.name] = [check(server, cases, expected, say), len(cases)]
+                    length = server.faser()["counters"]["accept_length"]
+                    say(f"{server.name}: {totals[server.name]}, accept length {length}")
+            finally:
+                for server in servers:
+                    server.stop()
     return totals
+
+
+def start(model: Path, variants: dict[str, Variant], files: Path) -> list[Server]:
+    """The reference, then a server for each variant, all up."""
+    (files / "forced.json").write_text(json.dumps({"answers": {}}))
+    (files / "planted").write_text("")
+    forced = {"FASER_FORCED": str(files / "forced.json"), "FASER_PLANTED": str(files / "planted")}
+    servers = [Server(model, args=[*COMMON, *SYNC], env=SHIMMED, name="no speculation")]
+    for name, variant in variants.items():
+        servers.append(
+            Server(
+                model,
+                draft=demo_models.build(variant.draft) if variant.draft else None,
+                is_faser=True,
+                args=[*COMMON, *RANDOM, *variant.flags],
+                env=SHIMMED | (forced if name == "forced" else {}),
+                name=name,
+            )
+        )
+    return start_all(servers)
 
 
 def main() -> int:
@@ -345,7 +427,7 @@ def main() -> int:
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--save", action="store_true", help="write bench/results/contract.json")
     options = parser.parse_args()
-    totals = run(options.variants, lambda line: print(line, flush=True))
+    totals = run(options.variants, say=lambda line: print(line, flush=True))
     agreed, total = (sum(column) for column in zip(*totals.values(), strict=True))
     if options.save:
         report.save("contract", {"models": "tiny", "agreed_by_variant": totals})

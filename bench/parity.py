@@ -57,6 +57,8 @@ NGRAM = (*RANDOM, "--faser-drafter", "ngram")
 HYBRID = (*RANDOM, "--faser-drafter", "hybrid")
 # SGLang takes requests out of a running batch every seven passes, and starts them anew.
 RETRACT = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "7"))
+# Two ranks, each bound to a core; SGLang takes the cores from this variable.
+TP_2 = (("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),)
 LM, HEAD = ("tiny", "tiny-drafter"), ("tiny-flat", "tiny-flat-eagle3")
 VARIANTS: dict[str, Variant] = {
     "overlap": Variant(*LM),
@@ -66,6 +68,7 @@ VARIANTS: dict[str, Variant] = {
     "off": Variant(*LM, ("--faser-mode", "off")),
     "short-draft-context": Variant(*LM, draft_context=128),
     "retraction": Variant(*LM, env=RETRACT),
+    "tp-2": Variant(*LM, (*RANDOM, "--tp-size", "2"), env=TP_2),
     "ngram": Variant("tiny", None, NGRAM),
     "hybrid-lm": Variant(*LM, HYBRID),
     "eagle": Variant("tiny-flat", "tiny-flat-eagle"),
@@ -75,6 +78,7 @@ VARIANTS: dict[str, Variant] = {
     "eagle3-auto": Variant(*HEAD, ("--faser-depth", "auto")),
     "eagle3-short-draft-context": Variant(*HEAD, draft_context=128),
     "hybrid": Variant(*HEAD, HYBRID),
+    "hybrid-tp-2": Variant(*HEAD, (*HYBRID, "--tp-size", "2"), env=TP_2),
     "hybrid-retraction": Variant(*HEAD, HYBRID, env=RETRACT),
 }
 DEMO_VARIANTS: dict[str, Variant] = {

@@ -109,7 +109,6 @@ def refuse_flags(args: Any) -> None:
 
 def _unserved(args: Any) -> dict[str, bool]:
     return {
-        "--tp-size above 1": args.tp_size > 1,
         "--pp-size above 1": args.pp_size > 1,
         "--dp-size above 1": args.dp_size > 1,
         "--enable-dp-attention": bool(args.enable_dp_attention),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import get_device, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
@@ -20,6 +21,7 @@ from faser_sglang.control.policy import DepthPolicy, make_policy
 from faser_sglang.control.record import RoundRecord
 from faser_sglang.control.types import IntArray
 from faser_sglang.request_params import max_depth
+from faser_sglang.worker.agreement import Agreement
 from faser_sglang.worker.confidence import ConfidenceTally
 from faser_sglang.worker.drafter import ARMS, Offer
 from faser_sglang.worker.guard import GuardedDrafter
@@ -55,6 +57,7 @@ class FaserWorker(BaseSpecWorker):
         self._draft_worker = self.drafter.draft_worker
         self.outputs: OutputRecord | None = None  # filled by alloc_memory_pool, like the next
         self.verifier: Verifier | None = None
+        self.agreement = Agreement(get_tp_group())
         self.counters = RoundCounters()
         self.clock = PhaseClock()
         self.confidence = ConfidenceTally(target_worker.model_runner.device)
@@ -94,6 +97,7 @@ class FaserWorker(BaseSpecWorker):
             self.target_worker,
             self.cap + 1,
             self.outputs,
+            self.agreement,
             reads_hidden=self.drafter.reads_hidden and not self.is_off,
         )
         self.policy = make_policy(
@@ -177,7 +181,9 @@ class FaserWorker(BaseSpecWorker):
         self.clock.start()
         this_round = self._plan(batch)
         self.clock.lap("plan")
-        drafts = self.drafter.draft(this_round) if this_round.max_depth else None
+        drafts = None
+        if this_round.max_depth:
+            drafts = self.agreement.drafts(self.drafter.draft(this_round))
         self.clock.lap("draft")
         window = self.verifier.pack(this_round, self.req_to_token_pool.req_to_token)
         verdict, hidden, logits_output, forward_batch = self.verifier.run(
@@ -234,7 +240,8 @@ class FaserWorker(BaseSpecWorker):
         depths = self.policy.choose(
             self._learner(rows, offer.arms), lengths, np.clip(limits, 0, self.cap)
         )
-        self._record.plan(rows, lengths, depths, offer.arms)
+        depths, arms = self.agreement.plan(depths, offer.arms)
+        self._record.plan(rows, lengths, depths, arms)
         self._unread_rounds.append((batch, list(batch.reqs), depths))
         device = batch.seq_lens.device
         return Round(
@@ -246,7 +253,7 @@ class FaserWorker(BaseSpecWorker):
             bonus=batch.spec_info.bonus_tokens,
             depths=torch.from_numpy(depths).to(device),
             depths_cpu=depths,
-            arms_cpu=offer.arms,
+            arms_cpu=arms,
         )
 
     def _offer(self, rows: IntArray, lengths: IntArray) -> Offer:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
 
+    from faser_sglang.worker.agreement import Agreement
     from faser_sglang.worker.outputs import OutputRecord
 
 
@@ -31,10 +32,12 @@ class Verifier:
         target_worker: TpModelWorker,
         width: int,
         outputs: OutputRecord,
+        agreement: Agreement,
         *,
         reads_hidden: bool = False,
     ) -> None:
         self.reads_hidden = reads_hidden
+        self.agreement = agreement
         self.sampler = RowSampler(target_worker.model_runner, outputs)
         self.worker = target_worker
         self.runner = target_worker.model_runner
@@ -101,6 +104,7 @@ class Verifier:
         sampled = self.sampler.sample(
             this_round, window, offsets, drafts, logits_output, grammar_barrier
         )
+        sampled = self.agreement.tensor(sampled)
         verdict = self._accept(this_round, window, offsets, sampled, drafts)
         if batch.return_logprob:
             pad_logprobs(logits_output, window, offsets, this_round.size, self.width)

@@ -21,7 +21,6 @@ from faser_sglang.validation import (
 )
 
 UNSERVED = [
-    ("--tp-size", "tp_size", 2),
     ("--pp-size", "pp_size", 2),
     ("--dp-size", "dp_size", 2),
     ("--enable-dp-attention", "enable_dp_attention", True),
