@@ -40,7 +40,14 @@ def tiny_servers(tiny_models: tuple[str, str]) -> Iterator[tuple[Server, Server]
         Server(
             target,
             draft=draft,
-            args=[*args, "--faser-depth", "random", "--decode-log-interval", "1"],
+            args=[
+                *args,
+                "--faser-depth",
+                "random",
+                "--decode-log-interval",
+                "1",
+                "--enable-return-hidden-states",
+            ],
             # SGLang's own check of the KV account, while busy and when idle.
             env={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
             name="tiny-faser",
