@@ -38,7 +38,7 @@ def make_class(base):
             for row, req in zip(batch.req_pool_indices_cpu.tolist(), batch.reqs, strict=True):
                 seed = str(req.sampling_params.sampling_seed)
                 answer = list(forced["answers"].get(seed, []))
-                for place in range(every - 1, len(answer), every or 1):
+                for place in range(every - 1, len(answer), every) if every else ():
                     answer[place] = answer[place] + 1 if answer[place] < 1000 else answer[place] - 1
                 fault = forced.get("faults", {}).get(seed)
                 self.answer_of[row] = len(req.origin_input_ids), answer, fault

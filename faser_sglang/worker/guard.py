@@ -102,8 +102,7 @@ class GuardedDrafter(Drafter):
         columns = torch.arange(drafts.tokens.shape[1], device=drafts.tokens.device)
         is_wrong = (drafts.tokens < 0) | (drafts.tokens >= self.vocab_size)
         is_wrong |= drafts.chances.isnan()
-        is_wrong &= columns < this_round.depths[:, None]
-        wrong = is_wrong.any(dim=1)
+        wrong = (is_wrong & (columns < this_round.depths[:, None])).any(dim=1)
         host, done = wrong, None
         if wrong.device.type != "cpu":
             host = torch.empty(wrong.shape, dtype=torch.bool, pin_memory=True)

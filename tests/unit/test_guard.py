@@ -97,8 +97,9 @@ def test_a_probability_that_is_no_number_bars_its_own_request():
 
 
 def test_what_lies_beyond_a_requests_depth_may_be_anything():
-    guard = guarded(tokens=((1, -7), (3, 4)))
-    guard.draft(a_round(depths=(1, 2)))
+    guard = guarded(tokens=((1, -7), (3, 4)), chances=((0.5, float("nan")), (0.5, 0.5)))
+    drafts = guard.draft(a_round(depths=(1, 2)))
+    assert drafts.tokens[0].tolist() == [1, 0] and drafts.chances[0].tolist() == [0.5, 0]
     assert limits(guard) == [2, 2, 2] and guard.faults == 0
 
 
