@@ -71,8 +71,7 @@ class FaserAlgorithm(CustomSpecAlgo):
                 "FASER: --max-running-requests is unset, using %d.", DEFAULT_MAX_RUNNING_REQUESTS
             )
         if args.enable_mixed_chunk:
-            args.enable_mixed_chunk = False
-            logger.warning("FASER does not serve --enable-mixed-chunk yet; it is off.")
+            args.enable_mixed_chunk = False  # flags.py warns of it
         _disable_decode_graphs(args)
 
 
