@@ -82,6 +82,11 @@ def _on_cpu(name: str) -> Callable[[Any], bool]:
     return lambda args: str(args.device or "").startswith("cpu") and differs(name)(args)
 
 
+def _own_on_cpu(name: str) -> Callable[[Any], bool]:
+    """As ``_on_cpu``, for a draft's flag that takes over the target's ``--quantization``."""
+    return lambda args: getattr(args, name) != args.quantization and _on_cpu(name)(args)
+
+
 def _without_draft_model(name: str) -> Callable[[Any], bool]:
     return lambda args: config.load().drafter == "ngram" and differs(name)(args)
 
@@ -126,7 +131,7 @@ def _rows(names: str, verdict: str, note: str, *, when: str = "", is_set=None) -
     ]
 
 
-_ONE_RANK = "FASER runs on one rank"
+_UNTRIED = "FASER has not been tried with it"
 _OTHER = "it belongs to SGLang's own "
 _TESTED = "tested on the CPU platform"
 _UNTOUCHED = "not touched by FASER"
@@ -134,6 +139,8 @@ _GPU = "untested on a GPU"
 _NO_GRAPHS = "FASER verifies without graphs for now"
 _RAGGED = "it does not verify windows of different lengths"
 _RAGGED_WAY_OUT = "use fa3, fa4 or trtllm_mha on a GPU, and no such flag on the CPU platform"
+_CPU = "on the CPU platform"
+_OWN_TYPE = "the CPU platform runs the model's own type"
 _MIGRATES = "FASER cannot tell whether KV that was moved is still the draft's"
 
 SECTIONS: dict[str, list[Flag]] = {
@@ -258,14 +265,14 @@ SECTIONS: dict[str, list[Flag]] = {
         *_rows(
             "speculative_draft_model_quantization speculative_draft_kv_cache_dtype",
             REFUSED,
-            "the CPU platform runs the model's own type",
-            when="on the CPU platform",
-            is_set=_on_cpu,
+            _OWN_TYPE,
+            when=_CPU,
+            is_set=_own_on_cpu,
         ),
         Flag(
             "speculative_moe_a2a_backend",
             REFUSED,
-            _ONE_RANK,
+            _UNTRIED,
             when="other than none",
             is_set=lambda args: args.speculative_moe_a2a_backend not in (None, "none"),
         ),
@@ -313,19 +320,17 @@ SECTIONS: dict[str, list[Flag]] = {
         Flag("dllm_algorithm", REFUSED, "a diffusion model has no next token to draft"),
     ],
     "Parallelism": [
-        Flag("tp_size", REFUSED, _ONE_RANK, when="above 1"),
-        Flag("pp_size", REFUSED, _ONE_RANK, when="above 1"),
-        Flag("dp_size", REFUSED, _ONE_RANK, "start a server for each replica", "above 1"),
+        Flag("tp_size", REFUSED, "FASER runs on one rank", when="above 1"),
+        Flag("pp_size", REFUSED, _UNTRIED, when="above 1"),
+        Flag("dp_size", REFUSED, _UNTRIED, "start a server for each replica", "above 1"),
         *_rows(
             "dwdp_size attn_dp_size attn_cp_size dcp_size moe_dp_size ep_size nnodes",
             REFUSED,
-            _ONE_RANK,
+            _UNTRIED,
             when="above 1",
         ),
-        *_rows(
-            "enable_dp_attention enable_prefill_cp enable_kv_cache_sharding", REFUSED, _ONE_RANK
-        ),
-        *_rows("enable_eplb elastic_ep_backend moe_a2a_backend", REFUSED, _ONE_RANK),
+        *_rows("enable_dp_attention enable_prefill_cp enable_kv_cache_sharding", REFUSED, _UNTRIED),
+        *_rows("enable_eplb elastic_ep_backend moe_a2a_backend", REFUSED, _UNTRIED),
         Flag(
             "use_ray",
             REFUSED,
@@ -373,8 +378,8 @@ SECTIONS: dict[str, list[Flag]] = {
         *_rows(
             "quantization kv_cache_dtype",
             REFUSED,
-            "the CPU platform runs the model's own type",
-            when="on the CPU platform",
+            _OWN_TYPE,
+            when=_CPU,
             is_set=_on_cpu,
         ),
         *_rows("cpu_offload_gb offload_group_size", WORKS, _GPU),

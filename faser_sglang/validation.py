@@ -83,10 +83,6 @@ def check_window(args: Any, kind: str) -> None:
         return
     is_cpu = str(args.device or "").startswith("cpu")
     if kind == "eagle3" or (kind == "lm" and is_cpu):
-        # SGLang warns that the flag has no effect for algorithms that it does not know.
-        logging.getLogger("sglang.srt.arg_groups.speculative_hook").addFilter(
-            lambda record: "--speculative-draft-window-size has no effect" not in record.msg
-        )
         return
     what = {"lm": "a language model on a GPU", "none": "lookup, which has no draft KV"}
     raise ValueError(

@@ -177,6 +177,13 @@ def test_only_the_backend_that_verifies_must_take_ragged_windows():
     assert message.startswith("--attention-backend triton")
 
 
+def test_quantisation_that_the_draft_takes_over_is_refused_by_the_targets_flag():
+    """SGLang copies the target's value before the checks run."""
+    both = {"quantization": "fp8", "speculative_draft_model_quantization": "fp8"}
+    message = refused(table.refuse, flags(device="cpu", **both))
+    assert message.startswith("--quantization fp8")
+
+
 # -- kinds of models ------------------------------------------------------------------------------
 
 LLAMA = {

@@ -402,6 +402,28 @@ def test_a_pair_that_fits_gets_its_hooks(model, installed):
     assert config.load().model_kind == "lm"
 
 
+def test_a_flag_without_effect_is_said_once_when_the_kind_of_the_draft_is_known(
+    model, target, installed, caplog
+):
+    draft = model("draft", **EAGLE3)
+    window = {"speculative_draft_window_size": 64, "speculative_draft_sink_size": 4}
+    args = flags(model_path=target, speculative_draft_model_path=draft, **window)
+    args.enable_mixed_chunk = True
+    validate(args)
+    said = [r.getMessage() for r in caplog.records if r.name == "faser_sglang.flags"]
+    assert [message.split()[1] for message in said] == [
+        "--speculative-draft-sink-size",
+        "--enable-mixed-chunk",
+    ]
+
+
+def test_lookup_alone_refuses_a_target_that_cannot_be_verified(model, installed):
+    config.configure(drafter="ngram")
+    names = {"architectures": ["LlamaForSequenceClassification"]}
+    message = refused(validate, flags(model_path=model("target", **names)))
+    assert "the target" in message and installed == []
+
+
 @pytest.mark.parametrize("path", [None, ""])
 def test_without_a_draft_model_the_flag_is_named(path, model, installed):
     message = refused(
