@@ -39,7 +39,9 @@ class Flag:
 
     @property
     def flag(self) -> str:
-        return self.name if self.is_variable else "--" + self.name.replace("_", "-")
+        if self.is_variable or self.name.startswith("_"):
+            return self.name
+        return "--" + self.name.replace("_", "-")
 
     @property
     def is_variable(self) -> bool:
@@ -251,8 +253,8 @@ SECTIONS: dict[str, list[Flag]] = {
             is_set=_with_eagle3("speculative_draft_sink_size"),
         ),
         Flag("speculative_draft_attention_backend", WORKS, _GPU),
-        Flag("speculative_draft_model_quantization", WORKS, f"on a GPU; {_GPU}"),
-        Flag("speculative_draft_kv_cache_dtype", WORKS, f"on a GPU; {_GPU}"),
+        Flag("speculative_draft_model_quantization", WORKS, _GPU, when="on a GPU"),
+        Flag("speculative_draft_kv_cache_dtype", WORKS, _GPU, when="on a GPU"),
         Flag("speculative_moe_runner_backend", WORKS, _GPU),
         *_rows(
             "speculative_draft_load_format speculative_draft_attention_backend "
@@ -334,7 +336,7 @@ SECTIONS: dict[str, list[Flag]] = {
         Flag(
             "use_ray",
             REFUSED,
-            "the --faser-* flags reach child processes only, not those that Ray starts",
+            "the --faser-* flags travel in the environment, which Ray's processes need not inherit",
         ),
         Flag(
             "disaggregation_mode",
@@ -364,7 +366,7 @@ SECTIONS: dict[str, list[Flag]] = {
         *_rows(
             "enable_streaming_session enable_session_radix_cache",
             REFUSED,
-            "FASER forgets a request when it ends, and a session goes on",
+            _UNTRIED,
         ),
         *_rows(
             "enable_unified_memory enable_page_major_kv_layout enable_hisparse",
@@ -372,9 +374,9 @@ SECTIONS: dict[str, list[Flag]] = {
             "FASER addresses KV slot by slot in SGLang's plain pools",
         ),
         Flag("prefill_only_disable_kv_cache", REFUSED, "FASER drafts behind cached tokens"),
-        Flag("kv_canary", REFUSED, "it does not know the slots of FASER's drafts"),
-        Flag("quantization", WORKS, f"on a GPU; {_GPU}"),
-        Flag("kv_cache_dtype", WORKS, f"on a GPU; {_GPU}"),
+        Flag("kv_canary", REFUSED, _UNTRIED),
+        Flag("quantization", WORKS, _GPU, when="on a GPU"),
+        Flag("kv_cache_dtype", WORKS, _GPU, when="on a GPU"),
         *_rows(
             "quantization kv_cache_dtype",
             REFUSED,
@@ -445,7 +447,16 @@ SECTIONS: dict[str, list[Flag]] = {
         *_rows("is_embedding enable_mis", REFUSED, "there is nothing to draft without decoding"),
         Flag("sampling_mask_max_tokens", WORKS, "a request for sampling masks gets a 400"),
         Flag("skip_tokenizer_init", WORKS, _UNTOUCHED),
-        *_rows("grammar_backend reasoning_parser tool_call_parser", WORKS, _UNTOUCHED),
+        Flag(
+            "grammar_backend",
+            REFUSED,
+            "only xgrammar has been tried over FASER's windows",
+            "use xgrammar or none",
+            "other than xgrammar, none",
+            lambda args: args.grammar_backend not in (None, "xgrammar", "none"),
+        ),
+        Flag("reasoning_parser", WORKS, f"{_UNTOUCHED}; untested where a request has a grammar"),
+        Flag("tool_call_parser", WORKS, _UNTOUCHED),
         Flag(
             "tokenizer_worker_num",
             REFUSED,
@@ -492,8 +503,8 @@ INTRODUCTION = """\
 Printed by `python -m faser_sglang.flags`, for SGLang 0.5.23. *Refused* is an error at start-up
 that names the reason and the way out, *ignored* a warning. FASER has run on the CPU platform with
 targets like Llama; *untested on a GPU* means that the code is written for it and has not run.
-Flags that are not listed do not touch FASER. `--faser-*` flags and what requests may ask for are in
-the [README](../README.md)."""
+FASER does not look at flags that are not listed. `--faser-*` flags and what requests may ask for
+are in the [README](../README.md)."""
 
 
 def render() -> str:
