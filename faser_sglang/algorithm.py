@@ -71,8 +71,7 @@ class FaserAlgorithm(CustomSpecAlgo):
                 "FASER: --max-running-requests is unset, using %d.", DEFAULT_MAX_RUNNING_REQUESTS
             )
         if args.enable_mixed_chunk:
-            args.enable_mixed_chunk = False
-            logger.warning("FASER does not serve --enable-mixed-chunk yet; it is off.")
+            args.enable_mixed_chunk = False  # flags.py warns of it
         _disable_decode_graphs(args)
 
 
@@ -89,6 +88,8 @@ def register_algorithm() -> None:
 
     from faser_sglang.validation import validate
 
+    logging.getLogger("sglang.srt.arg_groups.speculative_hook").addFilter(keeps_warning)
+
     @SpeculativeAlgorithm.register(
         ALGORITHM,
         supports_overlap=True,
@@ -101,6 +102,15 @@ def register_algorithm() -> None:
 
         hooks.install("scheduler")
         return FaserWorker
+
+
+def keeps_warning(record: logging.LogRecord) -> bool:
+    """Drops SGLang's warning that a draft window has no effect with an algorithm of a plugin.
+
+    It comes before ``validate``, which refuses the window where nothing would honour it.
+    """
+    is_of_window = "--speculative-draft-window-size has no effect" in str(record.msg)
+    return not (is_of_window and record.args == (ALGORITHM,))
 
 
 def _disable_decode_graphs(args: Any) -> None:

@@ -7,8 +7,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from faser_sglang import config
+from faser_sglang import config, flags
 from faser_sglang.algorithm import depth_cap
+from faser_sglang.models import refuse_model
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ def validate(server_args: Any) -> None:
     kind = check_draft(server_args, settings.drafter)
     check_window(server_args, kind)
     config.resolve_model_kind(kind)
+    flags.warn(server_args)
     hooks.install("launcher")
 
 
@@ -41,6 +43,12 @@ def check_draft(args: Any, drafter: str) -> str:
                 "--faser-drafter ngram uses no draft model; leave out "
                 "--speculative-draft-model-path, or take --faser-drafter hybrid."
             )
+        refuse_model(
+            "target",
+            args.model_path,
+            revision=args.revision,
+            trust_remote_code=args.trust_remote_code,
+        )
         return "none"
     if not path:
         raise ValueError(
@@ -53,6 +61,8 @@ def check_draft(args: Any, drafter: str) -> str:
         context_length=args.context_length,
         tokenizer_path=args.tokenizer_path,
         trust_remote_code=args.trust_remote_code,
+        revision=args.revision,
+        draft_revision=args.speculative_draft_model_revision,
     )
     is_head = kind in ("eagle", "eagle3")
     if (drafter == "lm" and is_head) or (drafter == "eagle" and not is_head):
@@ -73,10 +83,6 @@ def check_window(args: Any, kind: str) -> None:
         return
     is_cpu = str(args.device or "").startswith("cpu")
     if kind == "eagle3" or (kind == "lm" and is_cpu):
-        # SGLang warns that the flag has no effect for algorithms that it does not know.
-        logging.getLogger("sglang.srt.arg_groups.speculative_hook").addFilter(
-            lambda record: "--speculative-draft-window-size has no effect" not in record.msg
-        )
         return
     what = {"lm": "a language model on a GPU", "none": "lookup, which has no draft KV"}
     raise ValueError(
@@ -97,40 +103,7 @@ def refuse_flags(args: Any) -> None:
             f"--speculative-num-draft-tokens {width} disagrees with --speculative-num-steps "
             f"{cap}; leave it out, FASER derives it."
         )
-    topk = args.speculative_eagle_topk
-    if topk is not None and int(topk) != 1:
-        raise ValueError(
-            f"--speculative-eagle-topk {topk} is not served: FASER drafts chains; use 1."
-        )
-    for flag, is_set in _unserved(args).items():
-        if is_set:
-            raise ValueError(f"FASER does not serve {flag} yet; start without it.")
-
-
-def _unserved(args: Any) -> dict[str, bool]:
-    return {
-        "--pp-size above 1": args.pp_size > 1,
-        "--dp-size above 1": args.dp_size > 1,
-        "--enable-dp-attention": bool(args.enable_dp_attention),
-        "--disaggregation-mode": args.disaggregation_mode != "null",
-        "--speculative-adaptive": bool(args.speculative_adaptive),
-        "--speculative-token-map": args.speculative_token_map is not None,
-        "--speculative-use-rejection-sampling": bool(args.speculative_use_rejection_sampling),
-        "--speculative-use-block-verification": bool(args.speculative_use_block_verification),
-        "--speculative-accept-threshold-single below 1": (
-            args.speculative_accept_threshold_single != 1.0
-        ),
-        "--speculative-accept-threshold-acc below 1": (
-            args.speculative_accept_threshold_acc != 1.0
-        ),
-        "--enable-lora": bool(args.enable_lora),
-        "--enable-two-batch-overlap": bool(args.enable_two_batch_overlap),
-        "--enable-pdmux": bool(args.enable_pdmux),
-        "--enable-hisparse": bool(args.enable_hisparse),
-        "--enable-hierarchical-cache": bool(args.enable_hierarchical_cache),
-        "--tokenizer-worker-num above 1": args.tokenizer_worker_num > 1,
-        "--enable-multi-layer-eagle": bool(args.enable_multi_layer_eagle),
-    }
+    flags.refuse(args)
 
 
 def check_fit(
@@ -140,6 +113,8 @@ def check_fit(
     context_length: int | None = None,
     tokenizer_path: str | None = None,
     trust_remote_code: bool = False,
+    revision: str | None = None,
+    draft_revision: str | None = None,
 ) -> str:
     """Check that ``draft`` can draft for ``target``; raises ValueError with one sentence.
 
@@ -152,11 +127,14 @@ def check_fit(
     from sglang.srt.configs.model_config import get_context_length
     from sglang.srt.utils.hf_transformers_utils import get_config, get_hf_text_config
 
-    target_config = get_config(target, trust_remote_code=trust_remote_code)
-    draft_config = get_config(draft, trust_remote_code=trust_remote_code)
+    trust = {"trust_remote_code": trust_remote_code}
+    refuse_model("target", target, revision=revision, **trust)
+    target_config = get_config(target, revision=revision, **trust)
+    draft_config = get_config(draft, revision=draft_revision, **trust)
     target_text, draft_text = get_hf_text_config(target_config), get_hf_text_config(draft_config)
     kind = checkpoint_kind(draft, draft_config)
     if kind == "lm":
+        refuse_model("draft", draft, revision=draft_revision, **trust)
         _check_vocabulary(
             target, draft, target_text.vocab_size, draft_text.vocab_size, tokenizer_path
         )

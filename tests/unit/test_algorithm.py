@@ -1,10 +1,12 @@
 """What FASER answers SGLang, for each kind of draft: memory, radix keys and captured layers."""
 
+import logging
+
 import pytest
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from faser_sglang import config
-from faser_sglang.algorithm import FaserAlgorithm
+from faser_sglang.algorithm import FaserAlgorithm, keeps_warning
 
 ANSWERS = ("is_standalone", "is_eagle", "is_eagle3", "has_draft_kv")
 
@@ -81,3 +83,14 @@ def test_faser_passes_for_no_other_algorithm(kind, algorithm):
     }
     assert others and {name for name in others if getattr(algorithm, name)()} == set()
     assert algorithm.is_some() and algorithm.is_speculative()
+
+
+def test_sglang_does_not_say_that_a_window_has_no_effect_which_faser_honours():
+    text = "--speculative-draft-window-size has no effect with speculative_algorithm=%s"
+
+    def record(message, algorithm):
+        return logging.LogRecord("sglang", logging.WARNING, "", 0, message, (algorithm,), None)
+
+    assert not keeps_warning(record(text, "FASER"))
+    assert keeps_warning(record(text, "NGRAM"))
+    assert keeps_warning(record("another warning with speculative_algorithm=%s", "FASER"))

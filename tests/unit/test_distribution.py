@@ -14,10 +14,13 @@ import pytest
 import torch
 from sglang.srt.layers import sampler as sglang_sampler
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from faser_sglang.kernels.reference import ragged_accept
 from faser_sglang.worker import verify
+from faser_sglang.worker.agreement import Agreement
+from faser_sglang.worker.outputs import OutputRecord
 from faser_sglang.worker.packing import Round
 from tests.support.distribution import (
     SETTINGS,
@@ -57,9 +60,6 @@ class TableTarget:
         }.items():
             setattr(self.sampler, name, value)
 
-    def _preprocess_logits(self, logits_output, info) -> None:
-        info.apply_logits_bias(logits_output.next_token_logits)
-
     def forward_batch_generation(self, batch, forward_batch, is_verify) -> SimpleNamespace:
         rows = self.logits[forward_batch.input_ids].clone()
         return SimpleNamespace(logits_output=LogitsProcessorOutput(next_token_logits=rows))
@@ -93,8 +93,15 @@ def decode(target: TableTarget, setting: Setting, seed: int) -> np.ndarray:
     """Tokens [DRAWS, TOKENS] that follow START, drawn by verification rounds."""
     torch.manual_seed(seed)
     depths_of = np.random.default_rng(seed)
-    verifier = verify.Verifier(target, CAP + 1)
-    batch = SimpleNamespace(sampling_info=make_sampling_info(setting, DRAWS), return_logprob=False)
+    outputs = OutputRecord(1, 64, VOCABULARY, "cpu")
+    verifier = verify.Verifier(target, CAP + 1, outputs, Agreement(SimpleNamespace(world_size=1)))
+    batch = SimpleNamespace(
+        sampling_info=make_sampling_info(setting, DRAWS),
+        return_logprob=False,
+        return_hidden_states=False,
+        return_hidden_states_mode=CaptureHiddenMode.NULL,
+        has_grammar=False,
+    )
     favourite = target.logits.argmax(-1)
     req_to_token = torch.zeros(1, 64, dtype=torch.int64)
     rows = torch.zeros(DRAWS, dtype=torch.int64)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
-from sglang.srt.server_args import ServerArgs
 
 from faser_sglang import config, validation
 from faser_sglang.validation import (
@@ -19,46 +18,9 @@ from faser_sglang.validation import (
     refuse_flags,
     validate,
 )
+from tests.support.arguments import flags, refused
 
-UNSERVED = [
-    ("--pp-size", "pp_size", 2),
-    ("--dp-size", "dp_size", 2),
-    ("--enable-dp-attention", "enable_dp_attention", True),
-    ("--disaggregation-mode", "disaggregation_mode", "prefill"),
-    ("--speculative-adaptive", "speculative_adaptive", True),
-    ("--speculative-token-map", "speculative_token_map", "map.pt"),
-    ("--speculative-use-rejection-sampling", "speculative_use_rejection_sampling", True),
-    ("--speculative-use-block-verification", "speculative_use_block_verification", True),
-    ("--speculative-accept-threshold-single", "speculative_accept_threshold_single", 0.9),
-    ("--speculative-accept-threshold-acc", "speculative_accept_threshold_acc", 0.9),
-    ("--enable-lora", "enable_lora", True),
-    ("--enable-two-batch-overlap", "enable_two_batch_overlap", True),
-    ("--enable-pdmux", "enable_pdmux", True),
-    ("--enable-hisparse", "enable_hisparse", True),
-    ("--enable-hierarchical-cache", "enable_hierarchical_cache", True),
-    ("--tokenizer-worker-num", "tokenizer_worker_num", 2),
-    ("--enable-multi-layer-eagle", "enable_multi_layer_eagle", True),
-]
 WORDS = {"a": 0, "b": 1, "c": 2, "d": 3}
-
-
-def flags(**values):
-    """SGLang's defaults as a bag of values, ``values`` set."""
-    args = ServerArgs(model_path="target")
-    bag = SimpleNamespace(**{name: getattr(args, name) for name in ServerArgs.__struct_fields__})
-    for name, value in values.items():
-        assert hasattr(bag, name)
-        setattr(bag, name, value)
-    return bag
-
-
-def refused(call, *args, **kwargs):
-    """The message of the refusal, which is one sentence."""
-    with pytest.raises(ValueError) as error:
-        call(*args, **kwargs)
-    message = str(error.value)
-    assert message.endswith(".") and ". " not in message and "\n" not in message, message
-    return message
 
 
 @pytest.fixture
@@ -98,12 +60,6 @@ def warnings(caplog):
 
 def test_sglangs_defaults_are_served():
     refuse_flags(flags())
-
-
-@pytest.mark.parametrize(("flag", "name", "value"), UNSERVED)
-def test_each_flag_that_is_not_served_is_named_with_the_way_out(flag, name, value):
-    message = refused(refuse_flags, flags(**{name: value}))
-    assert flag in message and "start without it" in message
 
 
 @pytest.mark.parametrize(
@@ -446,6 +402,28 @@ def test_a_pair_that_fits_gets_its_hooks(model, installed):
     assert config.load().model_kind == "lm"
 
 
+def test_a_flag_without_effect_is_said_once_when_the_kind_of_the_draft_is_known(
+    model, target, installed, caplog
+):
+    draft = model("draft", **EAGLE3)
+    window = {"speculative_draft_window_size": 64, "speculative_draft_sink_size": 4}
+    args = flags(model_path=target, speculative_draft_model_path=draft, **window)
+    args.enable_mixed_chunk = True
+    validate(args)
+    said = [r.getMessage() for r in caplog.records if r.name == "faser_sglang.flags"]
+    assert [message.split()[1] for message in said] == [
+        "--speculative-draft-sink-size",
+        "--enable-mixed-chunk",
+    ]
+
+
+def test_lookup_alone_refuses_a_target_that_cannot_be_verified(model, installed):
+    config.configure(drafter="ngram")
+    names = {"architectures": ["LlamaForSequenceClassification"]}
+    message = refused(validate, flags(model_path=model("target", **names)))
+    assert "the target" in message and installed == []
+
+
 @pytest.mark.parametrize("path", [None, ""])
 def test_without_a_draft_model_the_flag_is_named(path, model, installed):
     message = refused(
@@ -512,9 +490,9 @@ def test_another_kind_than_asked_for_is_refused(drafter, draft, what, model, tar
 
 
 @pytest.mark.parametrize("path", [None, ""])
-def test_lookup_alone_works_without_a_draft_model(path, installed):
+def test_lookup_alone_works_without_a_draft_model(path, model, installed):
     config.configure(drafter="ngram")
-    validate(flags(model_path="read by nobody", speculative_draft_model_path=path))
+    validate(flags(model_path=model("target"), speculative_draft_model_path=path))
     assert config.load() == config.FaserConfig(drafter="ngram", model_kind="none")
     assert installed == ["launcher"]
 
