@@ -43,7 +43,7 @@ def test_sglang_serve_knows_faser_in_any_case_and_says_what_is_missing(tiny_mode
         (["--faser-depth", "9"], "exceeds --speculative-num-steps 8"),
         (["--speculative-eagle-topk", "4"], "FASER drafts chains"),
         (["--speculative-num-steps", "5", "--speculative-num-draft-tokens", "3"], "disagrees"),
-        (["--pp-size", "2"], "--pp-size above 1"),
+        (["--pp-size", "2"], "--pp-size 2 is not served"),
     ],
 )
 def test_flags_that_cannot_be_served_end_the_start_with_one_sentence(
