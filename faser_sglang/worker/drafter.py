@@ -38,8 +38,7 @@ class Drafter(ABC):
 
     A round calls ``offer``, ``draft`` (only if some depth is above 0) and ``commit``; a prefill
     calls ``prefill``; the end of a request ``finish``. Where ``reads_hidden`` is set, ``commit``
-    and ``prefill`` get the target's hidden states
-    of every row of the pass.
+    and ``prefill`` get the target's hidden states of every row of the pass.
     """
 
     kind: str

@@ -50,14 +50,15 @@ class FaserWorker(BaseSpecWorker):
         self._target_worker = target_worker
         target = target_worker.model_runner.model_config
         self.context_len = target.context_len
+        self.agreement = Agreement(get_tp_group())
         self.drafter = GuardedDrafter(
             make_drafter(self.config, self.cap, server_args, gpu_id, nccl_port, target_worker),
             target.vocab_size,
+            self.agreement,
         )
         self._draft_worker = self.drafter.draft_worker
         self.outputs: OutputRecord | None = None  # filled by alloc_memory_pool, like the next
         self.verifier: Verifier | None = None
-        self.agreement = Agreement(get_tp_group())
         self.counters = RoundCounters()
         self.clock = PhaseClock()
         self.confidence = ConfidenceTally(target_worker.model_runner.device)
@@ -181,9 +182,7 @@ class FaserWorker(BaseSpecWorker):
         self.clock.start()
         this_round = self._plan(batch)
         self.clock.lap("plan")
-        drafts = None
-        if this_round.max_depth:
-            drafts = self.agreement.drafts(self.drafter.draft(this_round))
+        drafts = self.drafter.draft(this_round) if this_round.max_depth else None
         self.clock.lap("draft")
         window = self.verifier.pack(this_round, self.req_to_token_pool.req_to_token)
         verdict, hidden, logits_output, forward_batch = self.verifier.run(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
     from faser_sglang.kernels.reference import Verdict
+    from faser_sglang.worker.agreement import Agreement
     from faser_sglang.worker.packing import PackedRows, Round
 
 logger = logging.getLogger(__name__)
@@ -29,13 +30,14 @@ class GuardedDrafter(Drafter):
     runs at depth 0 until it ends. ``faults`` counts the bars; each kind of fault is logged once.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter, vocab_size: int, agreement: Agreement) -> None:
         self.drafter = drafter
         self.kind = drafter.kind
         self.context_len = drafter.context_len
         self.draft_worker = drafter.draft_worker
         self.reads_hidden = drafter.reads_hidden
         self.vocab_size = vocab_size
+        self.agreement = agreement  # what is checked must be the same on every rank
         self.faults = 0
         self._is_barred = np.zeros(0, np.bool_)  # by row of the pool, sized by attach_pools
         self._reports: list[tuple[IntArray, torch.Tensor, Any]] = []
@@ -71,8 +73,8 @@ class GuardedDrafter(Drafter):
             tokens = this_round.bonus.new_zeros(
                 (this_round.size, this_round.max_depth), dtype=torch.int64
             )
-            return Drafts(tokens, torch.zeros_like(tokens, dtype=torch.float32))
-        return self._checked(this_round, drafts)
+            drafts = Drafts(tokens, torch.zeros_like(tokens, dtype=torch.float32))
+        return self._checked(this_round, self.agreement.drafts(drafts))
 
     def commit(
         self,

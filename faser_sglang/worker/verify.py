@@ -69,8 +69,7 @@ class Verifier:
         Returns:
             the verdict (tokens padded to [n, width]), the target's hidden states of every row if
             the drafter reads them, its output with logprobs and the hidden states that requests
-            asked for padded, and the ForwardBatch to keep
-            alive.
+            asked for padded, and the ForwardBatch to keep alive.
         """
         offsets = window.positions - this_round.lengths[window.owners]
         tokens = _window_tokens(this_round, window, offsets, drafts)

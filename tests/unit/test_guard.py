@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from faser_sglang.worker.agreement import Agreement
 from faser_sglang.worker.drafter import MODEL, Drafter, Drafts, Offer
 from faser_sglang.worker.guard import GuardedDrafter
 
@@ -50,7 +51,8 @@ class Drafting(Drafter):
 
 
 def guarded(**how):
-    guard = GuardedDrafter(Drafting(**how), VOCAB)
+    alone = Agreement(SimpleNamespace(world_size=1))
+    guard = GuardedDrafter(Drafting(**how), VOCAB, alone)
     guard.attach_pools(SimpleNamespace(req_to_token=torch.zeros(ROWS, 8)), 8)
     return guard
 
