@@ -23,8 +23,9 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ import requests
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import report  # noqa: E402
+from bench import parity, report  # noqa: E402
 from bench.parity import flush  # noqa: E402
 from bench.shims import planted  # noqa: E402
 from launch import demo_models  # noqa: E402
@@ -70,6 +71,7 @@ class Variant:
     flags: tuple[str, ...] = ()
 
 
+UNWRITTEN = "unwritten slots shared"  # shows in the accept length only
 # What a planted fault is looked for in.
 PLANTED_IN = ("plain", "frequency_penalty", "regex", "ebnf")
 Case = tuple["Feature", bool, int, int]  # feature, whether sampled, number of the prompt, seed
@@ -365,15 +367,45 @@ def check_forced(
     few = [i for i, case in enumerate(cases) if case[0].name in PLANTED_IN]
     some, wanted = [cases[i] for i in few], [expected[i] for i in few]
     totals["planted faults"] = [0, 0]
-    for fault in [fault for fault in planted.FAULTS if fault != "unwritten slots shared"]:
-        (files / "planted").write_text(fault)
-        differing = len(some) - check(server, some, wanted)
+    for fault in [fault for fault in planted.FAULTS if fault != UNWRITTEN]:
+        with planted_in(files, fault):
+            differing = len(some) - check(server, some, wanted)
         totals["planted faults"][0] += differing > 0
         totals["planted faults"][1] += 1
         say(f"planted: {fault}: {differing} of {len(some)} answers differ")
-    (files / "planted").write_text("")
     flush(server)
     return totals
+
+
+@contextmanager
+def planted_in(files: Path, fault: str) -> Iterator[None]:
+    """Switch a planted fault on for a while."""
+    (files / "planted").write_text(fault)
+    try:
+        yield
+    finally:
+        (files / "planted").write_text("")
+
+
+def check_unwritten(
+    server: Server, files: Path, model: Path, say: Callable[[str], None]
+) -> dict[str, list[int]]:
+    """Draft slots in the radix tree that no draft wrote: trusting them must show.
+
+    The target's ids cannot differ; the accept length behind a cached prefix must.
+    """
+    work = parity.make_workload(model, small=True)
+    expected = parity.reference(server, work)  # equal to the target's, which parity checks
+    found = {}
+    for fault in ("", UNWRITTEN):
+        tally = parity.Tally(is_quiet=True)
+        with planted_in(files, fault):
+            flush(server)
+            parity.check(server, work, expected, tally)
+        found[fault] = tally.differences
+        say(f"planted: {fault or 'nothing'}: {len(tally.differences)} of {tally.total} differ")
+    is_noticed = any("accept length" in line for line in found[UNWRITTEN])
+    return {f"planted: {UNWRITTEN}": [int(is_noticed and not found[""]), 1]}
 
 
 def run(
@@ -384,42 +416,53 @@ def run(
     for target in dict.fromkeys(VARIANTS[name].target for name in names):
         own = {name: VARIANTS[name] for name in names if VARIANTS[name].target == target}
         model = demo_models.build(target)
-        with tempfile.TemporaryDirectory() as folder:
-            servers = start(model, own, Path(folder))
-            try:
-                cases = make_cases(servers[0], prompts)
-                expected = ask_all(servers[0], cases)
-                for server in servers[1:]:
-                    if server.name == "forced":
-                        totals |= check_forced(server, Path(folder), cases, expected, say)
-                        continue
-                    totals[server.name] = [check(server, cases, expected, say), len(cases)]
-                    length = server.faser()["counters"]["accept_length"]
-                    say(f"{server.name}: {totals[server.name]}, accept length {length}")
-            finally:
-                for server in servers:
-                    server.stop()
+        with serving(model, own) as (files, servers):
+            cases = make_cases(servers[0], prompts)
+            expected = ask_all(servers[0], cases)
+            for server in servers[1:]:
+                if server.name == "forced":
+                    totals |= check_forced(server, files, cases, expected, say)
+                    continue
+                totals[server.name] = [check(server, cases, expected, say), len(cases)]
+                length = server.faser()["counters"]["accept_length"]
+                say(f"{server.name}: {totals[server.name]}, accept length {length}")
+                if server.name == "lm":
+                    totals |= check_unwritten(server, files, model, say)
     return totals
 
 
-def start(model: Path, variants: dict[str, Variant], files: Path) -> list[Server]:
-    """The reference, then a server for each variant, all up."""
-    (files / "forced.json").write_text(json.dumps({"answers": {}}))
-    (files / "planted").write_text("")
-    forced = {"FASER_FORCED": str(files / "forced.json"), "FASER_PLANTED": str(files / "planted")}
-    servers = [Server(model, args=[*COMMON, *SYNC], env=SHIMMED, name="no speculation")]
-    for name, variant in variants.items():
-        servers.append(
-            Server(
-                model,
-                draft=demo_models.build(variant.draft) if variant.draft else None,
-                is_faser=True,
-                args=[*COMMON, *RANDOM, *variant.flags],
-                env=SHIMMED | (forced if name == "forced" else {}),
-                name=name,
+@contextmanager
+def serving(model: Path, variants: dict[str, Variant]) -> Iterator[tuple[Path, list[Server]]]:
+    """The reference, then a server for each variant, all up; and the folder of the shims' files."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder)
+        (files / "forced.json").write_text(json.dumps({"answers": {}}))
+        (files / "planted").write_text("")
+        shimmed = {
+            "lm": {"FASER_PLANTED": str(files / "planted")},
+            "forced": {
+                "FASER_PLANTED": str(files / "planted"),
+                "FASER_FORCED": str(files / "forced.json"),
+            },
+        }
+        servers = [Server(model, args=[*COMMON, *SYNC], env=SHIMMED, name="no speculation")]
+        for name, variant in variants.items():
+            servers.append(
+                Server(
+                    model,
+                    draft=demo_models.build(variant.draft) if variant.draft else None,
+                    is_faser=True,
+                    args=[*COMMON, *RANDOM, *variant.flags],
+                    env=SHIMMED | shimmed.get(name, {}),
+                    name=name,
+                )
             )
-        )
-    return start_all(servers)
+        start_all(servers)
+        try:
+            yield files, servers
+        finally:
+            for server in servers:
+                server.stop()
 
 
 def main() -> int:

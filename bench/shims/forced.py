@@ -2,8 +2,8 @@
 
 Instead of n-gram lookup, so a server needs no draft model. FASER_FORCED is a JSON file, read at
 each prefill: ``answers`` by the request's ``sampling_seed``, as token ids; ``wrong_every`` k makes
-each k-th token of an answer wrong; ``faults`` by seed: "raise", "nan" or "range", from the fifth
-token on.
+each k-th token of an answer wrong, ``wrong_at`` those at the places given by seed; ``faults`` by
+seed: "raise", "nan" or "range", from the fifth token on.
 """
 
 import json
@@ -38,7 +38,8 @@ def make_class(base):
             for row, req in zip(batch.req_pool_indices_cpu.tolist(), batch.reqs, strict=True):
                 seed = str(req.sampling_params.sampling_seed)
                 answer = list(forced["answers"].get(seed, []))
-                for place in range(every - 1, len(answer), every) if every else ():
+                places = list(range(every - 1, len(answer), every)) if every else []
+                for place in places + forced.get("wrong_at", {}).get(seed, []):
                     answer[place] = answer[place] + 1 if answer[place] < 1000 else answer[place] - 1
                 fault = forced.get("faults", {}).get(seed)
                 self.answer_of[row] = len(req.origin_input_ids), answer, fault

@@ -14,7 +14,7 @@ import sglang as sgl
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench import contract, parity
+from bench import parity
 from launch import demo_models
 
 pytestmark = [pytest.mark.server, pytest.mark.models]
@@ -153,16 +153,6 @@ def test_what_is_not_served_is_a_clear_400(tiny_servers, name, body):
     answer = tiny_servers[1].post("/generate", {"text": "Seven", **body})
     assert answer.status_code == 400
     assert name in answer.text and "FASER" in answer.text
-
-
-def test_every_feature_at_every_row_and_faults_that_must_be_noticed():
-    """The reduced contract: answers replayed as drafts, so that long runs are accepted."""
-    said = []
-    totals = contract.run(["forced"], prompts=1, say=said.append)
-    assert set(totals) == {
-        "forced, right", "forced, wrong at every third", "forced, failing", "planted faults",
-    }  # fmt: skip
-    assert all(agreed == total > 5 for agreed, total in totals.values()), "\n".join(said)
 
 
 def test_server_info_shows_resolved_values_and_sums_that_agree(tiny_servers):
