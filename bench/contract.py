@@ -395,17 +395,25 @@ def check_unwritten(
     The target's ids cannot differ; the accept length behind a cached prefix must.
     """
     work = parity.make_workload(model, small=True)
-    expected = parity.reference(server, work)  # equal to the target's, which parity checks
-    found = {}
-    for fault in ("", UNWRITTEN):
-        tally = parity.Tally(is_quiet=True)
-        with planted_in(files, fault):
+    sampling = {"max_new_tokens": work.new_tokens, "temperature": 0, "ignore_eos": True}
+    off = {**sampling, "custom_params": {"faser": {"max_depth": 0}}}
+
+    def lengths_differ(prompt: list[int]) -> bool:
+        """Whether the draft goes on otherwise behind tokens that it never ran."""
+        flush(server)
+        text = prompt + server.generate(prompt, **off)["output_ids"][:-1]
+        lengths = []
+        for _ in range(2):
+            lengths.append(parity.accept_length(server.generate(text, **sampling)))
             flush(server)
-            parity.check(server, work, expected, tally)
-        found[fault] = tally.differences
-        say(f"planted: {fault or 'nothing'}: {len(tally.differences)} of {tally.total} differ")
-    is_noticed = any("accept length" in line for line in found[UNWRITTEN])
-    return {f"planted: {UNWRITTEN}": [int(is_noticed and not found[""]), 1]}
+        return lengths[0] != lengths[1]
+
+    differing = {}
+    for fault in ("", UNWRITTEN):
+        with planted_in(files, fault):
+            differing[fault] = sum(lengths_differ(prompt) for prompt in work.plain)
+        say(f"planted: {fault or 'nothing'}: {differing[fault]} of {len(work.plain)} differ")
+    return {f"planted: {UNWRITTEN}": [int(differing[UNWRITTEN] > 0 and not differing[""]), 1]}
 
 
 def run(

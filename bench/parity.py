@@ -104,7 +104,6 @@ class Tally:
     equal: int = 0
     total: int = 0
     differences: list[str] = field(default_factory=list)
-    is_quiet: bool = False
 
     def compare(self, what: str, got: Any, expected: Any) -> None:
         self.total += 1
@@ -112,8 +111,7 @@ class Tally:
             self.equal += 1
         else:
             self.differences.append(what)
-            if not self.is_quiet:
-                print(f"  differs: {what}\n    expected {expected}\n    got      {got}", flush=True)
+            print(f"  differs: {what}\n    expected {expected}\n    got      {got}", flush=True)
 
 
 def make_workload(model: Path, small: bool) -> Workload:

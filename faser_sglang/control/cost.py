@@ -1,0 +1,214 @@
+"""What a round costs: a table measured once, corrected by the rounds that run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from faser_sglang.control.types import FloatArray, IntArray
+
+DRAFT, VERIFY, HOST = range(3)  # phases of a round
+SIZES = 12  # buckets of batch sizes: powers of two
+SHAPES = 4  # buckets of drafts a request: none, up to one, up to three, more
+FAST, SLOW = 0.1, 0.02  # weight of a round in the shared factor, and at least in its own
+MEMORY = 200  # rounds in the mean error
+CONTEXT_STEP = 64  # tokens of context that share a curve
+MOST_CURVES = 256
+
+
+class CostTableError(ValueError):
+    """A cost table that cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Milliseconds, measured on one device with one pair of models.
+
+    Args:
+        requests: [B] ascending batch sizes. windows: [R] ascending rows a request, from 1.
+        verify: [B, R] a target pass over ``requests`` x ``windows`` rows.
+        first: [B] a drafter's first pass of a round, a row a request. step: [B] a further one.
+        catch_up: one more row in a first pass.
+        host: [B] what a round takes beside its passes.
+        context: tokens of context at which all this was measured.
+        context_slope: of a target pass, for each request and further token of context.
+        origin: device, models, versions and date of the measurement.
+
+    Raises CostTableError for shapes that do not fit, and for numbers that are no times.
+    """
+
+    requests: list[int]
+    windows: list[int]
+    verify: list[list[float]]
+    first: list[float]
+    step: list[float]
+    catch_up: float
+    host: list[float]
+    context: float = 0.0
+    context_slope: float = 0.0
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes, windows = len(self.requests), len(self.windows)
+        fits = (
+            sizes > 0
+            and self.windows[:1] == [1]
+            and all(len(row) == windows for row in self.verify)
+            and all(len(part) == sizes for part in (self.verify, self.first, self.step, self.host))
+            and all(np.all(np.diff(axis) > 0) for axis in (self.requests, self.windows))
+        )
+        if not fits:
+            raise CostTableError("the cost table's rows do not fit its axes; measure it again.")
+        times = [*np.ravel(self.verify), *self.first, *self.step, *self.host]
+        times += [self.catch_up, self.context, self.context_slope]
+        if not np.all(np.isfinite(times)) or min(times) < 0 or np.min(self.verify) <= 0:
+            raise CostTableError("the cost table holds what is no time; measure it again.")
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostTable:
+        """Raises CostTableError where the file is missing or is no cost table."""
+        try:
+            return cls(**json.loads(Path(path).read_text()))
+        except (OSError, TypeError, ValueError) as error:
+            raise CostTableError(
+                f"--faser-cost-table {path} cannot be used: {error} A table is written by "
+                "python -m faser_sglang.profile."
+            ) from error
+
+
+class RoundShape(NamedTuple):
+    """What a round ran, as far as its time depends on it."""
+
+    requests: int
+    context: float  # mean length
+    drafts: int  # verified, of all requests together
+    drafting: tuple[int, ...] = ()  # requests in each pass of the drafter
+    first_rows: int = 0  # rows of the drafter's first pass
+
+
+class CostModel:
+    """Predicted times of rounds, for up to ``cap`` drafts a request.
+
+    The table's times are scaled by how rounds compare with it: by a factor for each phase, batch
+    size and shape, an average over its rounds, and by one that all share, which follows within
+    some ten rounds. So a machine that slows down as a whole changes no choice between shapes.
+    """
+
+    def __init__(self, table: CostTable, cap: int) -> None:
+        self.table = table
+        self.cap = cap
+        self.rounds = 0
+        self.error = 0.0  # of predicted round times, as a share: a forgetting mean
+        self._common = 0.0  # factors are kept as logarithms
+        self._own: FloatArray = np.zeros((3, SIZES, SHAPES))
+        self._seen: IntArray = np.zeros((3, SIZES, SHAPES), np.int64)
+        self._curves: dict[tuple[int, int], tuple[FloatArray, IntArray]] = {}
+
+    def verify_ms(self, n: int, context: float) -> FloatArray:
+        """[n * cap + 1] a target pass over n requests' bonus tokens and 0, 1, 2, … drafts."""
+        key = n, int(context) // CONTEXT_STEP
+        if key not in self._curves:
+            if len(self._curves) >= MOST_CURVES:
+                self._curves.clear()
+            drafts = np.arange(n * self.cap + 1)
+            self._curves[key] = self._curve(n, drafts, context), _shape(drafts, n)
+        curve, shapes = self._curves[key]
+        return curve * self._factors(VERIFY, n)[shapes]
+
+    def draft_ms(self, n: int, first_rows: float) -> FloatArray:
+        """[cap + 1] drafting 0, 1, 2, … tokens for n requests; the first pass runs so many rows."""
+        if n == 0:
+            return np.zeros(self.cap + 1)
+        first, step = self._passes(n, first_rows)
+        steps = np.arange(self.cap + 1)
+        table = np.where(steps > 0, first + step * (steps - 1), 0.0)
+        return table * self._factors(DRAFT, n)[0]
+
+    def step_ms(self, n: int) -> float:
+        """A further pass of the drafter, over one row of each of n requests."""
+        return float(self._passes(n, n)[1] * self._factors(DRAFT, n)[0])
+
+    def host_ms(self, n: int) -> float:
+        """What a round takes beside its passes."""
+        return float(_at(n, self.table.requests, self.table.host) * self._factors(HOST, n)[0])
+
+    def predict(self, what: RoundShape) -> tuple[float, float, float]:
+        """Milliseconds to draft, to verify, and beside."""
+        n, draft = what.requests, 0.0
+        if what.drafting:
+            draft = self._passes(what.drafting[0], what.first_rows)[0]
+            draft += sum(self._passes(each, each)[1] for each in what.drafting[1:])
+            draft *= float(self._factors(DRAFT, what.drafting[0])[0])
+        return draft, float(self.verify_ms(n, what.context)[what.drafts]), self.host_ms(n)
+
+    def observe(self, what: RoundShape, measured: tuple[float, float, float]) -> None:
+        """A round took so many milliseconds to draft, to verify, and beside."""
+        predicted = self.predict(what)
+        self.rounds += 1
+        off = abs(sum(predicted) / max(sum(measured), 1e-6) - 1)
+        self.error += (min(off, 1.0) - self.error) / min(self.rounds, MEMORY)
+        sizes = [what.drafting[0] if what.drafting else 0, what.requests, what.requests]
+        shapes = [0, int(_shape(what.drafts, what.requests)), 0]
+        for phase, at in enumerate(zip(sizes, shapes, strict=True)):
+            bucket = phase, _size(at[0]), at[1]
+            if predicted[phase] > 0:
+                self._seen[bucket] += 1
+                rate = max(1 / self._seen[bucket], SLOW)
+                self._own[bucket] += rate * _log_ratio(measured[phase], predicted[phase])
+        self._common += FAST * _log_ratio(sum(measured), sum(self.predict(what)))
+
+    def _factors(self, phase: int, n: int) -> FloatArray:
+        """[SHAPES] the factors of a phase; a bucket not seen yet takes the phase's mean."""
+        own, seen = self._own[phase, _size(n)], self._seen[phase, _size(n)]
+        if not seen.all():
+            every = self._seen[phase]
+            mean = (self._own[phase] * every).sum() / max(every.sum(), 1)
+            own = np.where(seen > 0, own, mean)
+        return np.exp(self._common + own)
+
+    def _passes(self, n: int, first_rows: float) -> tuple[float, float]:
+        """A first and a further pass of the drafter, by the table."""
+        table = self.table
+        first = _at(n, table.requests, table.first) + table.catch_up * max(first_rows - n, 0)
+        return first, _at(n, table.requests, table.step)
+
+    def _curve(self, n: int, drafts: IntArray, context: float) -> FloatArray:
+        table = self.table
+        by_window = [_at(n, table.requests, column) for column in zip(*table.verify, strict=True)]
+        windows = 1 + drafts / n
+        curve = _beyond(windows, table.windows, np.maximum.accumulate(by_window))
+        further = (context - table.context) * table.context_slope * n
+        return np.maximum(curve + further, 0.2 * curve)
+
+
+def _at(n: float, axis: list[int], values: Any) -> float:
+    return float(_beyond(np.array([n]), axis, np.asarray(values, float))[0])
+
+
+def _beyond(points: FloatArray, axis: list[int], values: FloatArray) -> FloatArray:
+    """Linear between what was measured, and on along the last stretch behind it."""
+    inside = np.interp(points, axis, values)
+    if len(axis) < 2:
+        return inside
+    slope = max((values[-1] - values[-2]) / (axis[-1] - axis[-2]), 0.0)
+    return inside + slope * np.maximum(points - axis[-1], 0)
+
+
+def _size(n: int) -> int:
+    return min(int(n).bit_length(), SIZES - 1)
+
+
+def _shape(drafts: IntArray | int, n: int) -> IntArray:
+    return np.searchsorted([0, n, 3 * n], drafts)
+
+
+def _log_ratio(measured: float, predicted: float) -> float:
+    """Clipped: a pause of the machine says nothing about a table."""
+    return float(np.clip(np.log(max(measured, 1e-6) / max(predicted, 1e-6)), -0.7, 0.7))
