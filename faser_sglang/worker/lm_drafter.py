@@ -53,6 +53,7 @@ class LmDrafter(ChainDrafter):
         pool_rows = self.req_to_token.shape[0]
         self.kv = DraftKv(pool_rows, slots, self.req_to_token.device)
         self.history = TokenHistory(pool_rows, self.width, self.req_to_token.device)
+        self.page = self.draft_worker.draft_runner.page_size
 
     def prefill(
         self,
@@ -70,10 +71,15 @@ class LmDrafter(ChainDrafter):
             held, begins = starts, prefix_lens
         else:
             held, begins = np.minimum(ends, self.context_len), starts
-            self._extend(batch, starts, held)
+            has_all = np.array_equal(starts, prefix_lens) and np.array_equal(held, ends)
+            self._extend(batch, starts, held, batch.input_ids if has_all else None)
         written = pack_rows(self.req_to_token, rows, to_device(rows, begins), ends - begins)
         self.kv.mark(written, to_device(rows, held))
-        self.kv.begin(rows_cpu, ends, held)
+        # A prefix as long as SGLang matches at most: the radix tree may hold the rows behind it
+        # too, and then puts its own slots, perhaps without draft KV, in the place of these. The
+        # first drafting round runs them again: less than a page.
+        is_whole = (prefix_lens > 0) & (prefix_lens == (ends - 1) // self.page * self.page)
+        self.kv.begin(rows_cpu, ends, np.where(is_whole, np.minimum(held, prefix_lens), held))
         self.history.begin(rows, rows_cpu, to_device(rows, ends), ends, bonus)
 
     def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
@@ -124,8 +130,17 @@ class LmDrafter(ChainDrafter):
     ) -> Step:
         return self._run(self._decode_batch(this_round, members, rows, tokens, step))
 
-    def _extend(self, batch: ScheduleBatch, starts: IntArray, ends: IntArray) -> None:
-        """Run the draft over tokens ``starts`` .. ``ends`` of each request of a prefill."""
+    def _extend(
+        self,
+        batch: ScheduleBatch,
+        starts: IntArray,
+        ends: IntArray,
+        input_ids: torch.Tensor | None,
+    ) -> None:
+        """Run the draft over tokens ``starts`` .. ``ends`` of each request of a prefill.
+
+        ``input_ids``: these tokens, where they are the rows that the target ran.
+        """
         lengths = np.maximum(ends - starts, 0)
         members = np.flatnonzero(lengths)
         if members.size == 0:
@@ -134,9 +149,7 @@ class LmDrafter(ChainDrafter):
         packed = pack_rows(
             self.req_to_token, rows, to_device(rows, starts[members]), lengths[members]
         )
-        if packed.owners.numel() == batch.input_ids.numel():
-            input_ids = batch.input_ids  # nothing was missing: the rows the target ran
-        else:
+        if input_ids is None:
             known = [request_tokens(batch.reqs[i], starts[i], ends[i]) for i in members]
             input_ids = torch.cat(known).to(rows.device)
         forward_batch = make_forward_batch(

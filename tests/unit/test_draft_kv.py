@@ -355,6 +355,9 @@ def test_the_first_hole_of_each_prefix_is_found(holes, prefixes):
         assert first == min(missing, default=prefix)
 
 
+PAGE = 4
+
+
 @pytest.fixture
 def drafter(monkeypatch):
     """A language-model drafter whose passes run nothing and draft token 0."""
@@ -368,20 +371,22 @@ def drafter(monkeypatch):
         monkeypatch.setattr(module, "make_forward_batch", make_forward_batch)
     model = SimpleNamespace(context_len=100, vocab_size=10)
     worker = SimpleNamespace(
-        draft_runner=SimpleNamespace(model_config=model, attn_backend=None), forward=forward
+        draft_runner=SimpleNamespace(model_config=model, attn_backend=None, page_size=PAGE),
+        forward=forward,
     )
     drafter = lm_drafter.LmDrafter(worker, width=CAP + 1, vocab_size=10)
     drafter.attach_pools(SimpleNamespace(req_to_token=packed_pool()), POOL_ROWS * 100)
     return drafter
 
 
-def drafter_prefills(drafter, length):
+def drafter_prefills(drafter, length, prefix=0):
     batch = SimpleNamespace(
         req_pool_indices=torch.tensor([0]),
         req_pool_indices_cpu=torch.tensor([0]),
-        prefix_lens=[0],
-        extend_lens=[length],
-        input_ids=torch.zeros(length, dtype=torch.int64),
+        prefix_lens=[prefix],
+        extend_lens=[length - prefix],
+        input_ids=torch.zeros(length - prefix, dtype=torch.int64),
+        reqs=[SimpleNamespace(origin_input_ids=[0] * length, output_ids=[])],
     )
     drafter.prefill(batch, torch.tensor([0]), None, is_off=False)
     return length
@@ -393,7 +398,7 @@ def drafter_plays(drafter, length, depth, accepted):
     offer = drafter.offer(rows, lengths)
     assert offer.limits.tolist() == [100 - length] and offer.arms.tolist() == [MODEL]
     this_round = Round(
-        batch=None,
+        batch=SimpleNamespace(reqs=[SimpleNamespace(origin_input_ids=[0] * 100, output_ids=[])]),
         rows=torch.tensor([0]),
         rows_cpu=rows,
         lengths=torch.tensor([length]),
@@ -435,3 +440,28 @@ def test_tokens_that_a_later_round_caught_up_with_are_shared_like_any_other(
     assert first_missing() == [missing]
     length = drafter_plays(drafter, length, 2, 0)  # drafting begins at the hole
     assert first_missing() == [length]
+
+
+@pytest.mark.parametrize(
+    ("length", "prefix", "held"),
+    [
+        (10, 8, 8),  # the whole of what SGLang may match: the tree may hold more
+        (12, 8, 8),  # here it may hold the last page
+        (12, 4, 12),
+        (13, 12, 12),
+        (4, 0, 4),  # nothing was matched
+    ],
+)
+def test_rows_whose_slots_the_radix_tree_may_exchange_are_drafted_from_anew(
+    length, prefix, held, drafter
+):
+    """Behind a prefix that is cached whole lie rows that the tree may hold as well."""
+    drafter.kv.mark(
+        pack_rows(packed_pool(), torch.tensor([0]), torch.tensor([0]), np.array([prefix])),
+        torch.tensor([prefix]),
+    )
+    drafter_prefills(drafter, length, prefix)
+    assert drafter.kv.valid_len[0] == held
+    after = drafter_plays(drafter, length, 2, 0)
+    drafter.kv.settle(np.array([0]), np.array([after]))
+    assert drafter.kv.valid_len[0] == length + 1
