@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from faser_sglang.worker.packing import PackedRows, Round
 
 
+# The overlap scheduler starts the first decode round before it reads the prefill's result.
+EXCHANGE_ROUNDS = 2
+
+
 class DraftKv:
     """Validity of draft KV over a pool of ``slots`` slots and ``pool_rows`` requests."""
 
@@ -33,6 +37,9 @@ class DraftKv:
         self.written = torch.zeros(slots, dtype=torch.bool, device=device)
         self.valid_len: IntArray = np.zeros(pool_rows, np.int64)
         self._record = RoundRecord(pool_rows)
+        # Positions whose slots the radix tree may still exchange, and for how many rounds.
+        self._unsure_from: IntArray = np.zeros(pool_rows, np.int64)
+        self._unsure: IntArray = np.zeros(pool_rows, np.int64)
 
     def first_missing(
         self, req_to_token: torch.Tensor, rows: torch.Tensor, prefix_lens: IntArray
@@ -53,9 +60,23 @@ class DraftKv:
         )
         return first.cpu().numpy()
 
-    def begin(self, rows: IntArray, lengths: IntArray, valid: IntArray) -> None:
-        """A prefill left ``lengths`` tokens, and draft KV for the first ``valid`` of them."""
+    def begin(
+        self,
+        rows: IntArray,
+        lengths: IntArray,
+        valid: IntArray,
+        unsure_from: IntArray | None = None,
+    ) -> None:
+        """A prefill left ``lengths`` tokens, and draft KV for the first ``valid`` of them.
+
+        When the scheduler reads a prefill's result, the radix tree puts slots of its own, perhaps
+        without draft KV, in the place of those that hold the same tokens: of rows from
+        ``unsure_from`` on. The drafts of the rounds before and after run these rows again.
+        """
         self.valid_len[rows] = valid
+        unsure_from = lengths if unsure_from is None else unsure_from
+        self._unsure_from[rows] = unsure_from
+        self._unsure[rows] = np.where(unsure_from < lengths, EXCHANGE_ROUNDS, 0)
         self._record.begin(rows, lengths)
 
     def settle(self, rows: IntArray, lengths: IntArray) -> None:
@@ -64,6 +85,9 @@ class DraftKv:
         was_drafted = depths > 0
         held = self._record.length[rows] + np.minimum(accepted + 1, depths)
         self.valid_len[rows[was_drafted]] = held[was_drafted]
+        unsure = rows[self._unsure[rows] > 0]
+        self._unsure[unsure] -= 1
+        self.valid_len[unsure] = np.minimum(self.valid_len[unsure], self._unsure_from[unsure])
 
     def plan(self, this_round: Round) -> None:
         """Remember the round, for ``settle`` of the next one."""

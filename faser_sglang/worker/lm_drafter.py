@@ -75,11 +75,9 @@ class LmDrafter(ChainDrafter):
             self._extend(batch, starts, held, batch.input_ids if has_all else None)
         written = pack_rows(self.req_to_token, rows, to_device(rows, begins), ends - begins)
         self.kv.mark(written, to_device(rows, held))
-        # A prefix as long as SGLang matches at most: the radix tree may hold the rows behind it
-        # too, and then puts its own slots, perhaps without draft KV, in the place of these. The
-        # first drafting round runs them again: less than a page.
+        # A prefix as long as SGLang matches at most: the tree may hold what lies behind it, too.
         is_whole = (prefix_lens > 0) & (prefix_lens == (ends - 1) // self.page * self.page)
-        self.kv.begin(rows_cpu, ends, np.where(is_whole, np.minimum(held, prefix_lens), held))
+        self.kv.begin(rows_cpu, ends, held, np.where(is_whole, prefix_lens, ends))
         self.history.begin(rows, rows_cpu, to_device(rows, ends), ends, bonus)
 
     def offer(self, rows: IntArray, lengths: IntArray) -> Offer:

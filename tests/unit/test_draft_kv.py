@@ -392,11 +392,12 @@ def drafter_prefills(drafter, length, prefix=0):
     return length
 
 
-def drafter_plays(drafter, length, depth, accepted):
+def drafter_plays(drafter, length, depth, accepted, is_offered=False):
     """One round of the request in row 0, as the worker runs it; the committed length after."""
     rows, lengths, depths = np.array([0]), np.array([length]), np.array([depth])
-    offer = drafter.offer(rows, lengths)
-    assert offer.limits.tolist() == [100 - length] and offer.arms.tolist() == [MODEL]
+    if not is_offered:
+        offer = drafter.offer(rows, lengths)
+        assert offer.limits.tolist() == [100 - length] and offer.arms.tolist() == [MODEL]
     this_round = Round(
         batch=SimpleNamespace(reqs=[SimpleNamespace(origin_input_ids=[0] * 100, output_ids=[])]),
         rows=torch.tensor([0]),
@@ -461,7 +462,9 @@ def test_rows_whose_slots_the_radix_tree_may_exchange_are_drafted_from_anew(
         torch.tensor([prefix]),
     )
     drafter_prefills(drafter, length, prefix)
-    assert drafter.kv.valid_len[0] == held
-    after = drafter_plays(drafter, length, 2, 0)
-    drafter.kv.settle(np.array([0]), np.array([after]))
-    assert drafter.kv.valid_len[0] == length + 1
+    starts, second = [], held if held < length else length + 1
+    for _ in range(3):  # the exchange happens before the first round, or before the second
+        drafter.offer(np.array([0]), np.array([length]))
+        starts.append(int(drafter.kv.valid_len[0]))
+        length = drafter_plays(drafter, length, 2, 0, is_offered=True)
+    assert starts == [held, second, length - 1]
