@@ -31,11 +31,15 @@ def small(tiny_models):
 
 
 def test_a_full_pool_retracts_and_goes_on(small, tiny_servers):
-    """Requests that need three times the pool: SGLang takes some out, and none is lost."""
+    """Requests that need three times the pool: SGLang takes some out, and none is lost.
+
+    It takes them out when a round's windows may not fit, so what it leaves free is less than the
+    windows of a batch.
+    """
     prompts = [[20 + i] * 40 + list(range(100, 140)) for i in range(12)]
     body = {
         "input_ids": prompts,
-        "sampling_params": {"max_new_tokens": 180, "temperature": 0, "ignore_eos": True},
+        "sampling_params": {"max_new_tokens": 180, "temperature": 0},  # ignore_eos reserves all
     }
     expected = [answer["output_ids"] for answer in tiny_servers[0].post("/generate", body).json()]
     got = []
@@ -48,7 +52,7 @@ def test_a_full_pool_retracts_and_goes_on(small, tiny_servers):
     work.join()
     assert [answer["output_ids"] for answer in got] == expected
     assert max(answer["meta_info"]["num_retractions"] for answer in got) > 0
-    assert most > 0.98 * small.info()["memory_usage"]["token_capacity"]
+    assert most > 0.9 * small.info()["memory_usage"]["token_capacity"]
     assert soak.settle(small) == 0
 
 
@@ -65,6 +69,10 @@ SENSELESS = [
     {"input_ids": [5] * 2000},
     {"input_ids": []},
     {"input_ids": [10**9]},
+    {"input_ids": [5, -7]},
+    {"return_logprob": True, "token_ids_logprob": [10**9]},
+    {"return_logprob": True, "token_ids_logprob": [-1]},
+    {"return_logprob": True, "top_logprobs_num": 10**6},
     {"custom_logit_processor": "{}"},
     {"sampling_params": {"beam_width": 3}},
     {"lora_path": "nobody"},

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from sglang.srt import runtime_context
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
@@ -11,6 +12,8 @@ from faser_sglang.hooks import request_checks
 from faser_sglang.hooks.request_checks import unsupported
 
 CAP = 3  # --speculative-num-steps
+VOCAB = 100
+MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=VOCAB))
 IN_PARAMETERS = {
     "watermark": ("watermark", SimpleNamespace()),
     "beam search": ("beam_width", 2),
@@ -88,7 +91,7 @@ def faser(monkeypatch):
 @pytest.mark.parametrize("make", [real_request, plain_request])
 def test_a_plain_request_passes(make, faser):
     assert unsupported(make()) == []
-    assert request_checks._check(make()) is None
+    assert request_checks._check(make(), MANAGER) is None
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -145,7 +148,7 @@ def test_the_refusal_names_everything_at_once_and_the_way_out(faser):
     request = real_request(beam_width=2)
     request.lora_id = "adapter"
     with pytest.raises(ValueError) as error:
-        request_checks._check(request, None, extra=1)
+        request_checks._check(request, MANAGER, None, extra=1)
     message = str(error.value)
     assert "lora_path, beam search" in message
     assert "send the request without" in message
@@ -155,19 +158,39 @@ def test_the_refusal_names_everything_at_once_and_the_way_out(faser):
 @pytest.mark.parametrize("depth", range(CAP + 1))
 def test_a_depth_up_to_the_cap_passes(depth, faser):
     request = real_request(custom_params={"faser": {"max_depth": depth}})
-    assert request_checks._check(request) is None
+    assert request_checks._check(request, MANAGER) is None
 
 
 def test_a_depth_beyond_the_cap_is_refused_with_the_cap(faser):
     request = real_request(custom_params={"faser": {"max_depth": CAP + 1}})
     with pytest.raises(ValueError, match=f"from 0 to {CAP} "):
-        request_checks._check(request)
+        request_checks._check(request, MANAGER)
+
+
+OUTSIDE = {
+    "input_ids": ([5, VOCAB], [-1, 5]),
+    "token_ids_logprob": ([VOCAB], [5, -7]),
+    "top_logprobs_num": (VOCAB + 1, -1),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_the_vocabulary_does_not_have_is_refused(name, faser):
+    request = real_request()
+    for value in OUTSIDE[name]:
+        setattr(request, name, value)
+        wrong = {VOCAB, VOCAB + 1} & set(np.ravel(value)) or {np.min(value)}
+        with pytest.raises(ValueError, match=f"{name} .*{wrong.pop()}; .*{VOCAB - 1}|{VOCAB},"):
+            request_checks._check(request, MANAGER)
+    for value in ([], [0, VOCAB - 1], None):
+        setattr(request, name, VOCAB if name == "top_logprobs_num" else value)
+        assert request_checks._check(request, MANAGER) is None
 
 
 def test_requests_of_other_algorithms_pass(monkeypatch):
     monkeypatch.setattr(request_checks, "is_faser_process", lambda: False)
-    assert request_checks._check(real_request(frequency_penalty=1.0)) is None
+    assert request_checks._check(real_request(frequency_penalty=1.0), MANAGER) is None
 
 
 def test_an_embedding_request_passes(faser):
-    assert request_checks._check(SimpleNamespace(sampling_params=None)) is None
+    assert request_checks._check(SimpleNamespace(sampling_params=None), MANAGER) is None
