@@ -316,13 +316,19 @@ def test_only_fasers_requests_are_refused(faser, monkeypatch):
         "positional_embed_overrides",
     )
     request = SimpleNamespace(
-        sampling_params=parameters, mm_inputs="x", **dict.fromkeys(names, "x")
+        sampling_params=parameters,
+        mm_inputs="x",
+        input_ids=[1],
+        token_ids_logprob=None,
+        top_logprobs_num=0,
+        **dict.fromkeys(names, "x"),
     )
+    manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=8))
     if faser:
         with pytest.raises(ValueError, match="FASER does not serve"):
-            request_checks._check(request)
+            request_checks._check(request, manager)
     else:
-        assert request_checks._check(request) is None
+        assert request_checks._check(request, manager) is None
 
 
 @pytest.mark.parametrize("worker", [None, SimpleNamespace(), SimpleNamespace(describe_faser=None)])
