@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ CARRIER = "FASER_SGLANG_CONFIG"
 
 MODES = ("auto", "serial", "off")
 DRAFTERS = ("auto", "lm", "eagle", "ngram", "hybrid")
+SWITCHES = ("auto", "on", "off")
 # What a draft checkpoint turned out to be; "" before it was looked at.
 MODEL_KINDS = ("", "none", "lm", "eagle", "eagle3")
 DEFAULT_DEPTH_CAP = 8
@@ -31,26 +33,51 @@ class FaserConfigError(ValueError):
 class FaserConfig:
     """Values of the ``--faser-*`` flags, checked at construction.
 
-    ``depth`` is "auto" (an average of each request's acceptance), "random" (tests), or a number
-    of draft tokens for every request. ``model_kind`` is no flag: start-up resolves it once, and
-    every process finds the same answer here. Raises FaserConfigError for any other value.
+    ``depth`` is "auto" (what brings the most tokens for its time), "random" (tests), or a number
+    of draft tokens for every request. ``stop`` and ``trim`` are on with depth auto, off with
+    others, where they say auto. ``token_limit`` is in milliseconds. ``model_kind`` is no flag:
+    start-up resolves it once, and every process finds the same answer here. Raises
+    FaserConfigError for any other value.
     """
 
     mode: str = "auto"
     depth: str = "auto"
     drafter: str = "auto"
+    stop: str = "auto"
+    trim: str = "auto"
+    token_limit: float | None = None
+    cost_table: str | None = None
+    trace: str | None = None
     model_kind: str = dataclasses.field(default="", metadata={"is_flag": False})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", str(self.depth))
         _check_choice("--faser-mode", self.mode, MODES)
         _check_choice("--faser-drafter", self.drafter, DRAFTERS)
+        _check_choice("--faser-stop", self.stop, SWITCHES)
+        _check_choice("--faser-trim", self.trim, SWITCHES)
         _check_choice("model_kind", self.model_kind, MODEL_KINDS)
         if self.depth not in ("auto", "random") and not _is_number(self.depth):
             raise FaserConfigError(
                 f"--faser-depth is {self.depth!r}; it takes auto, random, or a number of tokens "
                 "from 0 to --speculative-num-steps."
             )
+        if self.token_limit is not None:
+            object.__setattr__(self, "token_limit", _milliseconds(self.token_limit))
+
+    @property
+    def stops(self) -> bool:
+        """Chains end where the drafter is not confident enough."""
+        return self.stop == "on" or (self.stop == "auto" and self.depth == "auto")
+
+    @property
+    def trims(self) -> bool:
+        """Drafts that are not worth their rows are not verified."""
+        return self.trim == "on" or (self.trim == "auto" and self.depth == "auto")
+
+    @property
+    def token_limit_ms(self) -> float:
+        return math.inf if self.token_limit is None else self.token_limit
 
     @property
     def looks_up(self) -> bool:
@@ -84,14 +111,27 @@ class FaserConfig:
 HELP: dict[str, str] = {
     "mode": "How FASER runs a round: serial drafts, then verifies; off never drafts "
     "(every request at depth 0); auto chooses.",
-    "depth": "Draft depth: auto (each request's own acceptance decides), a fixed number for "
-    "every request, or random (tests).",
+    "depth": "Draft depth: auto (what brings the most tokens for its time, by acceptance, "
+    "confidence and cost), a fixed number for every request, or random (tests).",
     "drafter": "What drafts: auto takes the kind from the draft checkpoint; lm is a language "
     "model with the target's vocabulary; eagle is an EAGLE or EAGLE3 head; ngram looks the text's "
     "end up in the text, without a model; hybrid does so where it finds three tokens or more, and "
-    "asks the draft model otherwise.",
+    "may ask the draft model.",
+    "stop": "End a chain of drafts where going on is not worth it, by the drafter's confidence. "
+    "auto: on with depth auto.",
+    "trim": "Withhold drafts from verification that are not worth their rows, by the drafter's "
+    "confidence. auto: on with depth auto.",
+    "token_limit": "Milliseconds that a round may take by prediction, which bounds what a request "
+    "waits for its next token (depth auto).",
+    "cost_table": "File of python -m faser_sglang.profile; measured briefly at start-up without.",
+    "trace": "File to write a record of each round to, for replay.",
 }
-CHOICES: dict[str, tuple[str, ...]] = {"mode": MODES, "drafter": DRAFTERS}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": MODES,
+    "drafter": DRAFTERS,
+    "stop": SWITCHES,
+    "trim": SWITCHES,
+}
 
 
 def add_cli_args(parser: Any) -> None:
@@ -102,7 +142,7 @@ def add_cli_args(parser: Any) -> None:
     group = parser.add_argument_group("FASER", "with --speculative-algorithm FASER")
     for field in _flags():
         group.add_argument(
-            f"--faser-{field.name}",
+            f"--faser-{field.name.replace('_', '-')}",
             default=None,
             choices=CHOICES.get(field.name),
             metavar=None if field.name in CHOICES else "VALUE",
@@ -166,6 +206,18 @@ def _write(given: Mapping[str, Any]) -> None:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
+
+
+def _milliseconds(value: Any) -> float:
+    try:
+        limit = float(value)
+    except (TypeError, ValueError):
+        limit = math.nan
+    if not 0 < limit < math.inf:
+        raise FaserConfigError(
+            f"--faser-token-limit is {value!r}; it takes a number of milliseconds above 0."
+        )
+    return limit
 
 
 def _check_choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:

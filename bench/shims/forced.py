@@ -22,7 +22,7 @@ def make_class(base):
     import numpy as np
     import torch
 
-    from faser_sglang.worker.drafter import LOOKUP, Drafts, Offer
+    from faser_sglang.control.rounds import LOOKUP, offer_of
 
     class ForcedDrafter(base):
         kind = "forced"
@@ -54,13 +54,16 @@ def make_class(base):
                 if fault and length - prompt >= 5:
                     limits[i] = self.cap
                     self._proposed[row] = {"raise": -3, "nan": -2, "range": 2**40}[fault]
-            return Offer(limits, np.full_like(rows, LOOKUP))
+            return offer_of(LOOKUP, limits)
 
         def draft(self, this_round):
-            tokens, chances = super().draft(this_round)
-            if (tokens == -3).any():
+            drafts = super().draft(this_round)
+            if (drafts.tokens == -3).any():
                 raise RuntimeError("a drafter that raises")
-            return Drafts(tokens.clamp(min=0), chances.masked_fill(tokens == -2, torch.nan))
+            return drafts._replace(
+                tokens=drafts.tokens.clamp(min=0),
+                chances=drafts.chances.masked_fill(drafts.tokens == -2, torch.nan),
+            )
 
         def commit(self, this_round, window, verdict, hidden):
             pass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +17,8 @@ DRAFT, VERIFY, HOST = range(3)  # phases of a round
 SIZES = 12  # buckets of batch sizes: powers of two
 SHAPES = 4  # buckets of drafts a request: none, up to one, up to three, more
 FAST, SLOW = 0.1, 0.02  # weight of a round in the shared factor, and at least in its own
+PRIOR_ROUNDS = 4  # for which the table stands
+RETURN = 0.01  # a round, of what was not run, to the mean of the phase
 MEMORY = 200  # rounds in the mean error
 CONTEXT_STEP = 64  # tokens of context that share a curve
 MOST_CURVES = 256
@@ -107,9 +111,11 @@ class CostModel:
         self.rounds = 0
         self.error = 0.0  # of predicted round times, as a share: a forgetting mean
         self._common = 0.0  # factors are kept as logarithms
-        self._own: FloatArray = np.zeros((3, SIZES, SHAPES))
-        self._seen: IntArray = np.zeros((3, SIZES, SHAPES), np.int64)
+        self._own: dict[tuple[int, int, int], float] = {}  # by phase, size, shape
+        self._seen: dict[tuple[int, int, int], int] = defaultdict(int)
+        self._mean = [0.0, 0.0, 0.0]  # over the rounds of a phase, for shapes not seen yet
         self._curves: dict[tuple[int, int], tuple[FloatArray, IntArray]] = {}
+        self._by_size: dict[int, tuple[float, float, float]] = {}
 
     def verify_ms(self, n: int, context: float) -> FloatArray:
         """[n * cap + 1] a target pass over n requests' bonus tokens and 0, 1, 2, … drafts."""
@@ -120,24 +126,25 @@ class CostModel:
             drafts = np.arange(n * self.cap + 1)
             self._curves[key] = self._curve(n, drafts, context), _shape(drafts, n)
         curve, shapes = self._curves[key]
-        return curve * self._factors(VERIFY, n)[shapes]
+        factors = np.array([self._factor(VERIFY, n, shape) for shape in range(SHAPES)])
+        # More rows are never cheaper, whatever the factors of neighbouring shapes say.
+        return np.maximum.accumulate(curve * factors[shapes])
 
     def draft_ms(self, n: int, first_rows: float) -> FloatArray:
         """[cap + 1] drafting 0, 1, 2, … tokens for n requests; the first pass runs so many rows."""
         if n == 0:
             return np.zeros(self.cap + 1)
         first, step = self._passes(n, first_rows)
-        steps = np.arange(self.cap + 1)
-        table = np.where(steps > 0, first + step * (steps - 1), 0.0)
-        return table * self._factors(DRAFT, n)[0]
+        factor = self._factor(DRAFT, n)
+        return np.array([0.0] + [(first + step * k) * factor for k in range(self.cap)])
 
     def step_ms(self, n: int) -> float:
         """A further pass of the drafter, over one row of each of n requests."""
-        return float(self._passes(n, n)[1] * self._factors(DRAFT, n)[0])
+        return self._passes(n, n)[1] * self._factor(DRAFT, n)
 
     def host_ms(self, n: int) -> float:
         """What a round takes beside its passes."""
-        return float(_at(n, self.table.requests, self.table.host) * self._factors(HOST, n)[0])
+        return self._of_size(n)[2] * self._factor(HOST, n)
 
     def predict(self, what: RoundShape) -> tuple[float, float, float]:
         """Milliseconds to draft, to verify, and beside."""
@@ -145,7 +152,7 @@ class CostModel:
         if what.drafting:
             draft = self._passes(what.drafting[0], what.first_rows)[0]
             draft += sum(self._passes(each, each)[1] for each in what.drafting[1:])
-            draft *= float(self._factors(DRAFT, what.drafting[0])[0])
+            draft *= self._factor(DRAFT, what.drafting[0])
         return draft, float(self.verify_ms(n, what.context)[what.drafts]), self.host_ms(n)
 
     def observe(self, what: RoundShape, measured: tuple[float, float, float]) -> None:
@@ -156,28 +163,55 @@ class CostModel:
         self.error += (min(off, 1.0) - self.error) / min(self.rounds, MEMORY)
         sizes = [what.drafting[0] if what.drafting else 0, what.requests, what.requests]
         shapes = [0, int(_shape(what.drafts, what.requests)), 0]
-        for phase, at in enumerate(zip(sizes, shapes, strict=True)):
-            bucket = phase, _size(at[0]), at[1]
+        for phase in range(3):
             if predicted[phase] > 0:
-                self._seen[bucket] += 1
-                rate = max(1 / self._seen[bucket], SLOW)
-                self._own[bucket] += rate * _log_ratio(measured[phase], predicted[phase])
+                ratio = _log_ratio(measured[phase], predicted[phase])
+                self._learn((phase, _size(sizes[phase]), shapes[phase]), ratio)
         self._common += FAST * _log_ratio(sum(measured), sum(self.predict(what)))
 
-    def _factors(self, phase: int, n: int) -> FloatArray:
-        """[SHAPES] the factors of a phase; a bucket not seen yet takes the phase's mean."""
-        own, seen = self._own[phase, _size(n)], self._seen[phase, _size(n)]
-        if not seen.all():
-            every = self._seen[phase]
-            mean = (self._own[phase] * every).sum() / max(every.sum(), 1)
-            own = np.where(seen > 0, own, mean)
-        return np.exp(self._common + own)
+    def _learn(self, bucket: tuple[int, int, int], ratio: float) -> None:
+        phase, size, shape = bucket
+        mean = self._mean[phase]
+        own = self._own.get(bucket, mean)
+        self._seen[bucket] += 1
+        # What lies beside the passes is a guess of the table: the first round replaces it.
+        prior = 0 if phase == HOST else PRIOR_ROUNDS
+        self._own[bucket] = own + max(1 / (self._seen[bucket] + prior), SLOW) * ratio
+        self._mean[phase] += max(1 / self.rounds, SLOW) * (self._own[bucket] - mean)
+        for other in range(SHAPES):  # what is not run is believed less and less to be different
+            if other != shape and (phase, size, other) in self._own:
+                self._own[phase, size, other] += RETURN * (mean - self._own[phase, size, other])
+
+    def describe(self) -> dict[str, Any]:
+        """How rounds compare with the table, for ``/server_info``."""
+        factors = [math.exp(self._common + mean) for mean in self._mean]
+        return {
+            "rounds_timed": self.rounds,
+            "round_time_error": round(self.error, 4),
+            "time_over_table": dict(
+                zip(("draft", "verify", "host"), [round(f, 3) for f in factors], strict=True)
+            ),
+        }
+
+    def _factor(self, phase: int, n: int, shape: int = 0) -> float:
+        """What the table's time is multiplied by."""
+        bucket = phase, _size(n), shape
+        return math.exp(self._common + self._own.get(bucket, self._mean[phase]))
 
     def _passes(self, n: int, first_rows: float) -> tuple[float, float]:
         """A first and a further pass of the drafter, by the table."""
-        table = self.table
-        first = _at(n, table.requests, table.first) + table.catch_up * max(first_rows - n, 0)
-        return first, _at(n, table.requests, table.step)
+        first, step, _ = self._of_size(n)
+        return first + self.table.catch_up * max(first_rows - n, 0), step
+
+    def _of_size(self, n: int) -> tuple[float, float, float]:
+        """First and further pass of the drafter and time beside, by the table."""
+        if n not in self._by_size:
+            table = self.table
+            first, step, host = (
+                _at(n, table.requests, column) for column in (table.first, table.step, table.host)
+            )
+            self._by_size[n] = first, step, host
+        return self._by_size[n]
 
     def _curve(self, n: int, drafts: IntArray, context: float) -> FloatArray:
         table = self.table
@@ -211,4 +245,4 @@ def _shape(drafts: IntArray | int, n: int) -> IntArray:
 
 def _log_ratio(measured: float, predicted: float) -> float:
     """Clipped: a pause of the machine says nothing about a table."""
-    return float(np.clip(np.log(max(measured, 1e-6) / max(predicted, 1e-6)), -0.7, 0.7))
+    return min(max(math.log(max(measured, 1e-6) / max(predicted, 1e-6)), -0.7), 0.7)

@@ -69,23 +69,29 @@ def install(process: str) -> None:
 
 def _runtime_hooks() -> list[Hook]:
     from faser_sglang.hooks import (
+        accept_rate,
         draft_context,
         last_loc,
         req_to_token_rows,
         req_to_token_writer,
+        request_account,
         request_checks,
         reserved_tokens,
+        run_time_switch,
         server_info,
         weight_updates,
     )
 
     return [
+        accept_rate.HOOK,
         draft_context.HOOK,
         last_loc.HOOK,
         req_to_token_rows.HOOK,
         req_to_token_writer.HOOK,
+        *request_account.HOOKS,
         request_checks.HOOK,
         reserved_tokens.HOOK,
+        run_time_switch.HOOK,
         server_info.HOOK,
         *weight_updates.HOOKS,
     ]

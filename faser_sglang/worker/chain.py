@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 
-from faser_sglang.control.types import IntArray
+from faser_sglang.control.types import BoolArray, IntArray
 from faser_sglang.worker.drafter import Drafter, Drafts
 from faser_sglang.worker.packing import Round, deepest_first, make_forward_batch, pick, to_device
 from faser_sglang.worker.spec_inputs import FaserStepInput
@@ -24,6 +24,11 @@ class Step(NamedTuple):
     tokens: torch.Tensor  # [n]
     chances: torch.Tensor  # [n]
     state: torch.Tensor | None  # [n, hidden] what the next step goes on from
+
+    def of(self, kept: torch.Tensor) -> Step:
+        """The step of requests ``kept`` [k] only."""
+        state = None if self.state is None else self.state[kept]
+        return Step(self.tokens[kept], self.chances[kept], state)
 
 
 class ChainDrafter(Drafter):
@@ -47,24 +52,32 @@ class ChainDrafter(Drafter):
         drafts = Drafts(
             this_round.bonus.new_zeros(shape, dtype=torch.int64),
             this_round.bonus.new_zeros(shape, dtype=torch.float32),
+            depths.copy(),
         )
         places = to_device(rows, members)
         self._last_step = None
         last = self._first_step(this_round, members, rows)
         drafts.tokens[places, 0], drafts.chances[places, 0] = last.tokens, last.chances
         for step in range(1, this_round.max_depth):
-            alive = int(np.count_nonzero(depths > step))
-            last = self._step(
-                this_round,
-                members[:alive],
-                rows[:alive],
-                last.tokens[:alive],
-                None if last.state is None else last.state[:alive],
-                step,
-            )
-            at = places[:alive]
-            drafts.tokens[at, step], drafts.chances[at, step] = last.tokens, last.chances
+            stay = depths[members] > step
+            if this_round.plan.stops and stay.any():
+                stay[stay] = self._goes_on(this_round, members[stay], drafts, step)
+                drafts.counts[members[~stay]] = np.minimum(drafts.counts[members[~stay]], step)
+            if not stay.any():
+                break
+            if not stay.all():
+                kept = to_device(rows, np.flatnonzero(stay))
+                members, rows, places, last = members[stay], rows[kept], places[kept], last.of(kept)
+            last = self._step(this_round, members, rows, last.tokens, last.state, step)
+            drafts.tokens[places, step], drafts.chances[places, step] = last.tokens, last.chances
         return drafts
+
+    def _goes_on(
+        self, this_round: Round, members: IntArray, drafts: Drafts, step: int
+    ) -> BoolArray:
+        """Ask the plan, which wants the probabilities: the host waits for the device here."""
+        chances = pick(drafts.chances[:, :step], members).cpu().numpy()
+        return this_round.plan.goes_on(members, chances.astype(np.float64))
 
     @abstractmethod
     def _first_step(self, this_round: Round, members: IntArray, rows: torch.Tensor) -> Step:

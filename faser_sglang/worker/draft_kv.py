@@ -94,16 +94,16 @@ class DraftKv:
         self._record.plan(
             this_round.rows_cpu,
             this_round.lengths_cpu,
-            this_round.depths_cpu,
-            this_round.arms_cpu,
+            this_round.drafted_cpu,
         )
 
     def commit(self, this_round: Round, window: PackedRows, accept_lens: torch.Tensor) -> None:
         """Mark the window's slots: draft KV is there for accepted tokens that were drafted from.
 
-        A draft chain of depth d writes d positions: the bonus token and the drafts but the last.
+        A chain of d drafts writes d positions: the bonus token and the drafts but the last.
         """
-        held = this_round.lengths + torch.minimum(accept_lens.to(torch.int64), this_round.depths)
+        drafted = torch.from_numpy(this_round.drafted_cpu).to(accept_lens.device)
+        held = this_round.lengths + torch.minimum(accept_lens.to(torch.int64), drafted)
         self.mark(window, held)
 
     def mark(self, packed: PackedRows, held: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from faser_sglang.control.rounds import Offer
 from faser_sglang.control.types import IntArray
 
 if TYPE_CHECKING:
@@ -15,22 +16,13 @@ if TYPE_CHECKING:
     from faser_sglang.kernels.reference import Verdict
     from faser_sglang.worker.packing import PackedRows, Round
 
-MODEL, LOOKUP = 0, 1  # arms: where a request's drafts of a round come from
-ARMS = 2
-
-
-class Offer(NamedTuple):
-    """The deepest draft that each request can get, and out of which arm."""
-
-    limits: IntArray  # [n]
-    arms: IntArray  # [n]
-
 
 class Drafts(NamedTuple):
-    """Row i holds ``depths[i]`` drafts of request i, then anything."""
+    """Row i holds ``counts[i]`` drafts of request i, then anything."""
 
     tokens: torch.Tensor  # [n, max_depth] int64
     chances: torch.Tensor  # [n, max_depth] the drafter's probability; 0 where it has none
+    counts: IntArray  # [n] at most the round's depths: less where the plan stopped a chain
 
 
 class Drafter(ABC):
@@ -67,7 +59,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, this_round: Round) -> Drafts:
-        """Drafts of every request, ``this_round.depths`` of each."""
+        """Drafts of every request: ``this_round.depths`` of each, or as many as its plan wants."""
 
     @abstractmethod
     def commit(
@@ -77,7 +69,7 @@ class Drafter(ABC):
         verdict: Verdict,
         hidden: torch.Tensor | None,
     ) -> None:
-        """The window was verified; ``this_round.depths`` were its depths."""
+        """The window was verified: ``depths`` of ``drafted`` drafts of each request."""
 
     def finish(self, batch: ScheduleBatch, row: int, end: int) -> None:  # noqa: B027
         """The one request of ``batch`` ended on ``row`` of the pool: its first ``end`` slots may

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from faser_sglang.control.rounds import Offer, no_offer
 from faser_sglang.control.types import IntArray
-from faser_sglang.worker.drafter import Drafter, Drafts, Offer
+from faser_sglang.worker.drafter import Drafter, Drafts
+from faser_sglang.worker.packing import to_device
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -64,8 +66,8 @@ class GuardedDrafter(Drafter):
         self._read_reports()
         offer = self._try(rows, lambda: self.drafter.offer(rows, lengths))
         if offer is None:
-            return Offer(np.zeros_like(lengths), np.zeros_like(rows))
-        return Offer(np.where(self._is_barred[rows], 0, offer.limits), offer.arms)
+            return no_offer(len(rows))
+        return offer._replace(limits=np.where(self._is_barred[rows], 0, offer.limits))
 
     def draft(self, this_round: Round) -> Drafts:
         drafts = self._try(this_round.rows_cpu, lambda: self.drafter.draft(this_round))
@@ -73,7 +75,8 @@ class GuardedDrafter(Drafter):
             tokens = this_round.bonus.new_zeros(
                 (this_round.size, this_round.max_depth), dtype=torch.int64
             )
-            drafts = Drafts(tokens, torch.zeros_like(tokens, dtype=torch.float32))
+            chances = torch.zeros_like(tokens, dtype=torch.float32)
+            drafts = Drafts(tokens, chances, this_round.depths_cpu.copy())
         return self._checked(this_round, self.agreement.drafts(drafts))
 
     def commit(
@@ -104,7 +107,8 @@ class GuardedDrafter(Drafter):
         columns = torch.arange(drafts.tokens.shape[1], device=drafts.tokens.device)
         is_wrong = (drafts.tokens < 0) | (drafts.tokens >= self.vocab_size)
         is_wrong |= drafts.chances.isnan()
-        wrong = (is_wrong & (columns < this_round.depths[:, None])).any(dim=1)
+        counts = to_device(columns, drafts.counts)
+        wrong = (is_wrong & (columns < counts[:, None])).any(dim=1)
         host, done = wrong, None
         if wrong.device.type != "cpu":
             host = torch.empty(wrong.shape, dtype=torch.bool, pin_memory=True)
@@ -113,7 +117,9 @@ class GuardedDrafter(Drafter):
             done.record()
         self._reports.append((this_round.rows_cpu, host, done))
         return Drafts(
-            drafts.tokens.masked_fill(is_wrong, 0), drafts.chances.masked_fill(is_wrong, 0)
+            drafts.tokens.masked_fill(is_wrong, 0),
+            drafts.chances.masked_fill(is_wrong, 0),
+            drafts.counts,
         )
 
     def _read_reports(self) -> None:

@@ -9,10 +9,10 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.eagle_utils import _eagle_prefill_tail_tokens
 
+from faser_sglang.control.rounds import MODEL, Offer, offer_of
 from faser_sglang.control.types import IntArray
 from faser_sglang.kernels.ops import top1
 from faser_sglang.worker.chain import ChainDrafter, Step
-from faser_sglang.worker.drafter import Offer
 from faser_sglang.worker.packing import (
     PackedRows,
     Round,
@@ -96,7 +96,7 @@ class HeadDrafter(ChainDrafter):
         self._extend(batch, members, rows, starts + fits, packed, tokens, hidden)
 
     def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
-        return Offer(self.context_len - lengths, np.zeros_like(rows))
+        return offer_of(MODEL, self.context_len - lengths, behind=lengths - self.held_len[rows] - 1)
 
     def commit(
         self,

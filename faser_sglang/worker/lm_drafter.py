@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from faser_sglang.control.rounds import MODEL, Offer, offer_of
 from faser_sglang.control.types import IntArray
 from faser_sglang.kernels.ops import top1
 from faser_sglang.worker.chain import ChainDrafter, Step
 from faser_sglang.worker.draft_kv import DraftKv
-from faser_sglang.worker.drafter import Offer
 from faser_sglang.worker.history import TokenHistory, request_tokens
 from faser_sglang.worker.packing import (
     PackedRows,
@@ -82,7 +82,7 @@ class LmDrafter(ChainDrafter):
 
     def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
         self.kv.settle(rows, lengths)
-        return Offer(self.context_len - lengths, np.zeros_like(rows))
+        return offer_of(MODEL, self.context_len - lengths, behind=lengths - self.kv.valid_len[rows])
 
     def commit(
         self,

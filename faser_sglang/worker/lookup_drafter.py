@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from faser_sglang.control.ngram import continuation, longest_match
-from faser_sglang.control.types import IntArray
-from faser_sglang.worker.drafter import LOOKUP, Drafter, Drafts, Offer
+from faser_sglang.control.rounds import LOOKUP, Offer, offer_of
+from faser_sglang.control.types import FloatArray, IntArray
+from faser_sglang.worker.drafter import Drafter, Drafts
 from faser_sglang.worker.packing import PackedRows, Round, to_device
 
 if TYPE_CHECKING:
@@ -39,13 +39,15 @@ class LookupDrafter(Drafter):
         self.min_match = min_match
         self._columns = context_len + cap + 2
         self._text: IntArray | None = None  # [pool rows, tokens], filled by attach_pools
-        self._proposed: IntArray | None = None  # [pool rows, cap]
+        self._proposed: IntArray | None = None  # [pool rows, cap], like the next
+        self._chances: FloatArray | None = None  # [pool rows]
         self._unread: list[tuple[IntArray, IntArray, torch.Tensor]] = []
 
     def attach_pools(self, req_to_token_pool: Any, slots: int) -> None:
         rows = req_to_token_pool.req_to_token.shape[0]
         self._text = np.zeros((rows, self._columns), np.int32)  # pages are taken when written
         self._proposed = np.zeros((rows, self.cap), np.int64)
+        self._chances = np.zeros(rows)
 
     def prefill(
         self,
@@ -69,18 +71,23 @@ class LookupDrafter(Drafter):
     def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
         self._read()
         limits = np.zeros_like(lengths)
+        chances = np.zeros(len(rows))
         for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
             text = self._text[row, : length + 1]
             match = longest_match(text)
             if match.length >= self.min_match:
                 limits[i] = self.cap
+                # A longer match is a better guess; how much better, the policy learns.
+                chances[i] = match.length / (match.length + 1)
                 self._proposed[row] = continuation(text, match, self.cap)
-        return Offer(limits, np.full_like(rows, LOOKUP))
+        self._chances[rows] = chances
+        return offer_of(LOOKUP, limits, chances)
 
     def draft(self, this_round: Round) -> Drafts:
-        proposed = self._proposed[this_round.rows_cpu, : this_round.max_depth]
-        tokens = to_device(this_round.rows, proposed)
-        return Drafts(tokens, torch.zeros_like(tokens, dtype=torch.float32))
+        rows, depth = this_round.rows_cpu, this_round.max_depth
+        tokens = to_device(this_round.rows, self._proposed[rows, :depth])
+        chances = np.repeat(self._chances[rows, None], depth, axis=1).astype(np.float32)
+        return Drafts(tokens, to_device(tokens, chances), this_round.depths_cpu.copy())
 
     def commit(
         self,
@@ -101,9 +108,9 @@ class LookupDrafter(Drafter):
 
 
 class HybridDrafter(Drafter):
-    """Lookup where the text's last three tokens stood before, the draft model elsewhere.
+    """Lookup where the text's last three tokens stood before, or the draft model.
 
-    The choice is made for each request and round. The model's KV follows by its own rules: a
+    The policy chooses for each request and round. The model's KV follows by its own rules: a
     lookup round is to it a round at depth 0.
     """
 
@@ -132,11 +139,9 @@ class HybridDrafter(Drafter):
 
     def offer(self, rows: IntArray, lengths: IntArray) -> Offer:
         model, lookup = self.model.offer(rows, lengths), self.lookup.offer(rows, lengths)
-        is_found = lookup.limits > 0
         return Offer(
-            np.where(is_found, lookup.limits, model.limits),
-            np.where(is_found, lookup.arms, model.arms),
-        )
+            model.limits + lookup.limits, model.chances + lookup.chances, model.behind
+        )  # each has nothing in the other's arm
 
     def draft(self, this_round: Round) -> Drafts:
         drafts = self.lookup.draft(this_round)
@@ -144,9 +149,11 @@ class HybridDrafter(Drafter):
         if asked.max_depth:
             own = self.model.draft(asked)
             is_own = (asked.depths > 0)[:, None]
-            for all_of, part in zip(drafts, own, strict=True):
+            for all_of, part in ((drafts.tokens, own.tokens), (drafts.chances, own.chances)):
                 first = all_of[:, : part.shape[1]]
                 first.copy_(torch.where(is_own, part, first))
+            counts = np.where(asked.depths_cpu > 0, own.counts, drafts.counts)
+            drafts = drafts._replace(counts=counts)
         return drafts
 
     def commit(
@@ -164,5 +171,8 @@ class HybridDrafter(Drafter):
 
     def _model_round(self, this_round: Round) -> Round:
         """The round as the model sees it: depth 0 where lookup drafts."""
-        depths = np.where(this_round.arms_cpu == LOOKUP, 0, this_round.depths_cpu)
-        return replace(this_round, depths_cpu=depths, depths=to_device(this_round.depths, depths))
+        looks_up = this_round.arms_cpu == LOOKUP
+        return this_round.with_depths(
+            np.where(looks_up, 0, this_round.depths_cpu),
+            np.where(looks_up, 0, this_round.drafted_cpu),
+        )

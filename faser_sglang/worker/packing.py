@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardMode,
 )
 
+from faser_sglang.control.rounds import RoundPlan
 from faser_sglang.control.types import IntArray
 from faser_sglang.kernels.reference import ragged_positions
 
@@ -30,7 +31,8 @@ class Round:
 
     ``rows`` are their rows of the request pool; ``lengths`` their committed lengths L, whose KV
     is final; ``bonus`` the token at position L, sampled and not yet run; ``depths`` the drafts
-    to verify, ``arms`` where they come from. ``*_cpu`` are on the host.
+    to make, and when they are made those to verify, the first of ``drafted`` ones; ``arms`` where
+    they come from. ``*_cpu`` are on the host.
     """
 
     batch: ScheduleBatch
@@ -41,7 +43,12 @@ class Round:
     bonus: torch.Tensor  # [n]
     depths: torch.Tensor  # [n]
     depths_cpu: IntArray  # [n]
-    arms_cpu: IntArray  # [n]
+    drafted_cpu: IntArray  # [n] zeros until the drafts are made
+    plan: RoundPlan
+
+    @property
+    def arms_cpu(self) -> IntArray:
+        return self.plan.arms
 
     @property
     def size(self) -> int:
@@ -50,6 +57,15 @@ class Round:
     @property
     def max_depth(self) -> int:
         return int(self.depths_cpu.max(initial=0))
+
+    def with_depths(self, depths_cpu: IntArray, drafted_cpu: IntArray) -> Round:
+        """The same round with ``depths_cpu`` of ``drafted_cpu`` drafts to verify."""
+        return replace(
+            self,
+            depths=to_device(self.depths, depths_cpu),
+            depths_cpu=depths_cpu,
+            drafted_cpu=drafted_cpu,
+        )
 
 
 @dataclass(frozen=True)

@@ -162,10 +162,11 @@ def test_server_info_shows_resolved_values_and_sums_that_agree(tiny_servers):
     assert faser["depth"] == "random"
     assert faser["depth_cap"] == 8
     counters = faser["counters"]
-    assert counters["emitted"] == (counters["accepted"] + counters["rounds"] - counters["trimmed"])
+    assert counters["emitted"] == (counters["accepted"] + counters["rounds"] - counters["cut"])
     histogram = {int(depth): count for depth, count in counters["depth_histogram"].items()}
     assert sum(histogram.values()) == counters["rounds"]
-    assert sum(depth * count for depth, count in histogram.items()) == counters["drafted"]
+    assert sum(depth * count for depth, count in histogram.items()) == counters["verified"]
+    assert counters["drafted"] == counters["verified"] + counters["trimmed"]
 
 
 def bench_serving(server, folder, *arguments):
@@ -193,7 +194,7 @@ def test_bench_serving_runs_and_its_accept_length_has_the_documented_relation(
     )  # fmt: skip
     shown = float(re.search(r"Accept length:\s+([\d.]+)", printed).group(1))
     counters = wait_for_idle(faser)["counters"]
-    tokens = counters["emitted"] + counters["trimmed"] + counters["overshoot_tokens"]
+    tokens = counters["emitted"] + counters["cut"] + counters["overshoot_tokens"]
     rounds = counters["rounds"] + counters["overshoot_rounds"]
     # Both are per flush; the server logs every pass, so SGLang's average holds all rounds but
     # those that were under way when the benchmark asked.

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import torch
 
 from faser_sglang.worker.confidence import BINS, ConfidenceTally
@@ -23,7 +24,9 @@ def test_tested_and_accepted_drafts_fall_into_the_bin_of_their_chance():
                     which = min(int(row[place] * BINS), BINS - 1)
                     tested[which] += 1
                     accepted[which] += place < length - 1
-        drafts = Drafts(torch.zeros(size, width, dtype=torch.int64), torch.tensor(chances))
+        counts = np.array([rng.randint(depth, width) for depth in depths])  # some are withheld
+        tokens = torch.zeros(size, width, dtype=torch.int64)
+        drafts = Drafts(tokens, torch.tensor(chances), counts)
         tally.add(drafts, torch.tensor(depths), torch.tensor(lengths, dtype=torch.int32))
     assert tally.snapshot() == {"tested": tested, "accepted": accepted}
     assert sum(accepted) > 0 and sum(tested) > sum(accepted)

@@ -17,7 +17,7 @@ from faser_sglang.config import FaserConfig, FaserConfigError, configure
 
 ROOT = Path(__file__).parents[2]
 FLAG_FIELDS = [field for field in dataclasses.fields(FaserConfig) if field.name != "model_kind"]
-FLAGS = [f"--faser-{field.name}" for field in FLAG_FIELDS]
+FLAGS = [f"--faser-{field.name.replace('_', '-')}" for field in FLAG_FIELDS]
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,14 @@ def cli(*argv):
         ({"depth": -1}, "--faser-depth", ("auto", "random", "a number")),
         ({"depth": 2.5}, "--faser-depth", ("auto", "random", "a number")),
         ({"depth": None}, "--faser-depth", ("auto", "random", "a number")),
+        ({"stop": "yes"}, "--faser-stop", config.SWITCHES),
+        ({"trim": True}, "--faser-trim", config.SWITCHES),
+        ({"token_limit": 0}, "--faser-token-limit", ("milliseconds above 0",)),
+        ({"token_limit": -2.5}, "--faser-token-limit", ("milliseconds above 0",)),
+        ({"token_limit": "nan"}, "--faser-token-limit", ("milliseconds above 0",)),
+        ({"token_limit": "inf"}, "--faser-token-limit", ("milliseconds above 0",)),
+        ({"token_limit": "soon"}, "--faser-token-limit", ("milliseconds above 0",)),
+        ({"token_limit": [3]}, "--faser-token-limit", ("milliseconds above 0",)),
     ],
 )
 def test_a_value_that_cannot_be_served_is_named_with_the_allowed_ones(values, flag, allowed):
@@ -78,6 +86,35 @@ def test_depth_is_auto_random_or_plain_digits(text):
 def test_a_number_and_its_text_are_the_same_depth():
     assert FaserConfig(depth=3) == FaserConfig(depth="3")
     assert FaserConfig(depth=0).fixed_depth == 0
+
+
+@pytest.mark.parametrize("switch", ["stop", "trim"])
+@pytest.mark.parametrize(
+    ("depth", "value", "is_on"),
+    [
+        ("auto", "auto", True),
+        ("random", "auto", False),
+        (3, "auto", False),
+        ("random", "on", True),
+        (3, "on", True),
+        ("auto", "off", False),
+    ],
+)
+def test_stop_and_trim_go_with_depth_auto_where_nothing_else_is_said(switch, depth, value, is_on):
+    settled = FaserConfig(depth=depth, **{switch: value})
+    other = "trim" if switch == "stop" else "stop"
+    assert getattr(settled, f"{switch}s") is is_on
+    assert getattr(settled, f"{other}s") is (depth == "auto")
+
+
+@pytest.mark.parametrize("value", [25, 25.0, "25", "2.5e1"])
+def test_a_token_limit_is_milliseconds_however_it_is_written(value):
+    assert FaserConfig(token_limit=value).token_limit_ms == 25.0
+    assert FaserConfig(token_limit=value) == FaserConfig(token_limit=25)
+
+
+def test_without_a_token_limit_a_round_may_take_any_time():
+    assert FaserConfig().token_limit_ms == float("inf")
 
 
 @pytest.mark.parametrize("depth", ["auto", "random", 0, 1, 8])
@@ -131,7 +168,13 @@ def test_a_refused_value_leaves_the_earlier_ones_in_place():
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"mode": "off"}, {"depth": 0}, {"depth": "random", "mode": "serial", "drafter": "lm"}],
+    [
+        {},
+        {"mode": "off"},
+        {"depth": 0},
+        {"depth": "random", "mode": "serial", "drafter": "lm"},
+        {"token_limit": 20.5, "stop": "off", "trim": "on", "cost_table": "t.json", "trace": "t"},
+    ],
 )
 def test_a_child_process_reads_what_its_parent_set(values):
     configure(**values)
@@ -157,6 +200,23 @@ def test_the_command_line_gives_the_values():
     assert cli("--faser-mode", "off", "--faser-drafter", "lm", "--faser-depth", "0") == FaserConfig(
         mode="off", drafter="lm", depth="0"
     )
+
+
+def test_flags_of_two_words_are_written_with_a_dash():
+    given = cli("--faser-token-limit", "12.5", "--faser-cost-table", "a/b.json")
+    assert given == FaserConfig(token_limit=12.5, cost_table="a/b.json")
+    with pytest.raises(SystemExit):
+        cli("--faser-token_limit", "12.5")
+
+
+def test_every_flag_can_be_given_at_once():
+    given = cli("--faser-stop", "off", "--faser-trim", "on", "--faser-trace", "t.jsonl")
+    assert given == FaserConfig(stop="off", trim="on", trace="t.jsonl")
+
+
+def test_a_token_limit_that_is_no_time_is_refused_on_the_command_line():
+    with pytest.raises(FaserConfigError, match="--faser-token-limit is 'soon'; it takes"):
+        cli("--faser-token-limit", "soon")
 
 
 def test_a_second_parse_replaces_the_values_of_the_first():
@@ -185,7 +245,13 @@ def test_help_tells_every_flag_its_default_and_its_values():
 
 
 @pytest.mark.parametrize(
-    ("flag", "allowed"), [("--faser-mode", config.MODES), ("--faser-drafter", config.DRAFTERS)]
+    ("flag", "allowed"),
+    [
+        ("--faser-mode", config.MODES),
+        ("--faser-drafter", config.DRAFTERS),
+        ("--faser-stop", config.SWITCHES),
+        ("--faser-trim", config.SWITCHES),
+    ],
 )
 def test_an_unknown_value_on_the_command_line_is_refused_with_the_allowed_ones(
     flag, allowed, capsys

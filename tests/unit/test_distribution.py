@@ -21,7 +21,6 @@ from faser_sglang.kernels.reference import ragged_accept
 from faser_sglang.worker import verify
 from faser_sglang.worker.agreement import Agreement
 from faser_sglang.worker.outputs import OutputRecord
-from faser_sglang.worker.packing import Round
 from tests.support.distribution import (
     SETTINGS,
     SIGNIFICANCE,
@@ -29,6 +28,7 @@ from tests.support.distribution import (
     p_value,
     target_distribution,
 )
+from tests.support.rounds import make_round
 
 DRAWS = 20_000
 VOCABULARY = 32
@@ -104,7 +104,6 @@ def decode(target: TableTarget, setting: Setting, seed: int) -> np.ndarray:
     )
     favourite = target.logits.argmax(-1)
     req_to_token = torch.zeros(1, 64, dtype=torch.int64)
-    rows = torch.zeros(DRAWS, dtype=torch.int64)
     out = np.full((DRAWS, TOKENS + CAP + 1), -1)
     done = np.zeros(DRAWS, np.int64)
     bonus = torch.full((DRAWS,), START)
@@ -116,17 +115,7 @@ def decode(target: TableTarget, setting: Setting, seed: int) -> np.ndarray:
             wrong = torch.rand(DRAWS) < 0.2
             last = torch.where(wrong, (last + step) % VOCABULARY, favourite[last])
             drafts[:, step] = last
-        this_round = Round(
-            batch=batch,
-            rows=rows,
-            rows_cpu=np.zeros(DRAWS, np.int64),
-            lengths=torch.from_numpy(done),
-            lengths_cpu=done,
-            bonus=bonus,
-            depths=torch.from_numpy(depths),
-            depths_cpu=depths,
-            arms_cpu=np.zeros_like(depths),
-        )
+        this_round = make_round(np.zeros(DRAWS), done, bonus, depths, batch=batch)
         window = verifier.pack(this_round, req_to_token)
         verdict, *_ = verifier.run(this_round, window, drafts)
         emitted = verdict.accept_lens.numpy()

@@ -19,11 +19,12 @@ from hypothesis.stateful import (
 )
 
 from faser_sglang.control.record import RoundRecord
+from faser_sglang.control.rounds import LOOKUP, MODEL
 from faser_sglang.kernels.reference import Verdict
 from faser_sglang.worker.draft_kv import DraftKv
-from faser_sglang.worker.drafter import MODEL
-from faser_sglang.worker.packing import Round, pack_rows
+from faser_sglang.worker.packing import pack_rows
 from tests.support.forward_batches import make_forward_batch
+from tests.support.rounds import make_round
 
 POOL_ROWS, SLOTS, CONTEXT, CAP = 4, 200, 60, 4
 
@@ -38,7 +39,7 @@ class Request:
     tokens: list[int]
     slots: list[int]
     valid: int  # draft KV is known to be there below this position
-    last: tuple[int, int] = (0, 0)  # depth and accepted drafts of the last round
+    last: tuple[int, int] = (0, 0)  # verified and accepted drafts of the last round
     is_fresh: bool = True
 
     @property
@@ -169,39 +170,36 @@ class World(RuleBasedStateMachine):
         depths, accepted = self.record.settle(rows, lengths)
         assert list(zip(depths, accepted, strict=True)) == [r.last for r in requests]
         assert self.kv.valid_len[rows].tolist() == [r.valid for r in requests]
-        depths = [
-            data.draw(st.integers(0, max(min(CAP, self.draft_context - r.length), 0)), "depth")
+        drafted = [
+            data.draw(st.integers(0, max(min(CAP, self.draft_context - r.length), 0)), "drafted")
             for r in requests
         ]
+        # Some drafts are withheld from verification; the draft has run them all the same.
+        depths = [data.draw(st.integers(0, made), "verified") for made in drafted]
         accepts = [data.draw(st.integers(0, depth), "accepted") for depth in depths]
-        for row, request, depth in zip(rows.tolist(), requests, depths, strict=True):
-            self.grow(row, request, request.length + depth + 1)
-        this_round = Round(
-            batch=None,
-            rows=torch.from_numpy(rows),
-            rows_cpu=rows,
-            lengths=torch.from_numpy(lengths),
-            lengths_cpu=lengths,
-            bonus=torch.tensor([request.tokens[-1] for request in requests]),
-            depths=torch.tensor(depths),
-            depths_cpu=np.array(depths, np.int64),
-            arms_cpu=np.zeros_like(rows),
-        )
+        for row, request, made in zip(rows.tolist(), requests, drafted, strict=True):
+            self.grow(row, request, request.length + made + 1)
+        bonus = [request.tokens[-1] for request in requests]
+        this_round = make_round(rows, lengths, bonus, depths, drafted=drafted)
         window = pack_rows(
             self.req_to_token, this_round.rows, this_round.lengths, this_round.depths_cpu + 1
         )
         self.kv.plan(this_round)
-        self.record.plan(rows, lengths, this_round.depths_cpu, this_round.arms_cpu)
+        self.record.plan(rows, lengths, this_round.depths_cpu)
         self.kv.commit(this_round, window, torch.tensor(accepts, dtype=torch.int32) + 1)
-        for request, depth, right in zip(requests, depths, accepts, strict=True):
-            self._verify(request, depth, right)
+        for request, *counts in zip(requests, drafted, depths, accepts, strict=True):
+            self._verify(request, *counts)
 
-    def _verify(self, request, depth, right):
-        """What the draft and the target do to the slots of one request."""
+    def _verify(self, request, drafted, depth, right):
+        """What the draft and the target do to the slots of one request.
+
+        The slots of the window are the target's by then. The draft has run ``drafted`` positions,
+        those behind the window too: whoever gets them next overwrites what they hold.
+        """
         length, bonus = request.length, request.tokens[-1]
-        drafts = self.fresh(depth)
+        drafts = self.fresh(drafted)
         self.forget(request, length, length + depth + 1)
-        if depth:
+        if drafted:
             assert self.first_other(self.draft, request, request.valid) == request.valid
             self.write(
                 request,
@@ -211,8 +209,10 @@ class World(RuleBasedStateMachine):
                 is_promised=False,
             )
             chain = [bonus, *drafts[:-1]]
-            self.write(request, length, length + depth, chain, is_promised=True)
-            request.valid = length + min(right + 1, depth)
+            self.write(request, length, length + drafted, chain, is_promised=False)
+            is_whole = min(depth + 1, drafted)  # of the window, the draft has run so much
+            self.write(request, length, length + is_whole, chain[:is_whole], is_promised=True)
+            request.valid = length + min(right + 1, drafted)
         request.tokens += drafts[:right] + self.fresh(1)
         request.last, request.is_fresh = (depth, right), False
 
@@ -266,21 +266,11 @@ def packed_pool():
     return torch.arange(POOL_ROWS * 100, dtype=torch.int32).view(POOL_ROWS, 100)
 
 
-def play(kv, row, length, depth, accepted):
+def play(kv, row, length, depth, accepted, drafted=None):
     """One round of one request; the committed length afterwards."""
-    rows, lengths = np.array([row]), np.array([length])
-    kv.settle(rows, lengths)
-    this_round = Round(
-        batch=None,
-        rows=torch.tensor([row]),
-        rows_cpu=rows,
-        lengths=torch.tensor([length]),
-        lengths_cpu=lengths,
-        bonus=torch.tensor([0]),
-        depths=torch.tensor([depth]),
-        depths_cpu=np.array([depth]),
-        arms_cpu=np.array([0]),
-    )
+    kv.settle(np.array([row]), np.array([length]))
+    drafted = depth if drafted is None else drafted
+    this_round = make_round([row], [length], [0], [depth], drafted=[drafted])
     window = pack_rows(packed_pool(), this_round.rows, this_round.lengths, np.array([depth + 1]))
     kv.plan(this_round)
     kv.commit(this_round, window, torch.tensor([accepted + 1], dtype=torch.int32))
@@ -299,19 +289,24 @@ def after_prefill(length, row=0):
 
 
 @pytest.mark.parametrize(
-    ("depth", "accepted", "drafted_from"),
+    ("drafted", "depth", "accepted", "drafted_from"),
     [
-        (0, 0, 0),  # nothing was drafted: the bonus token's slot has the target's KV only
-        (1, 0, 1),
-        (1, 1, 1),  # the last draft was never drafted from
-        (4, 0, 1),
-        (4, 2, 3),
-        (4, 4, 4),
+        (0, 0, 0, 0),  # nothing was drafted: the bonus token's slot has the target's KV only
+        (1, 1, 0, 1),
+        (1, 1, 1, 1),  # the last draft was never drafted from
+        (4, 4, 0, 1),
+        (4, 4, 2, 3),
+        (4, 4, 4, 4),
+        (4, 3, 3, 4),  # the last draft was withheld: the one before was drafted from
+        (4, 1, 1, 2),
+        (4, 2, 1, 2),
+        (1, 0, 0, 1),  # all were withheld: the bonus token was drafted from
+        (4, 0, 0, 1),
     ],
 )
-def test_a_round_leaves_draft_kv_for_what_was_drafted_from(depth, accepted, drafted_from):
+def test_a_round_leaves_draft_kv_for_what_was_drafted_from(drafted, depth, accepted, drafted_from):
     kv = after_prefill(10)
-    length = play(kv, 0, 10, depth, accepted)
+    length = play(kv, 0, 10, depth, accepted, drafted)
     expected = [True] * (10 + drafted_from) + [False] * (depth + 1 - drafted_from)
     assert kv.written[: len(expected)].tolist() == expected
     kv.settle(np.array([0]), np.array([length]))
@@ -394,24 +389,16 @@ def drafter_prefills(drafter, length, prefix=0):
 
 def drafter_plays(drafter, length, depth, accepted, is_offered=False):
     """One round of the request in row 0, as the worker runs it; the committed length after."""
-    rows, lengths, depths = np.array([0]), np.array([length]), np.array([depth])
     if not is_offered:
-        offer = drafter.offer(rows, lengths)
-        assert offer.limits.tolist() == [100 - length] and offer.arms.tolist() == [MODEL]
-    this_round = Round(
-        batch=SimpleNamespace(reqs=[SimpleNamespace(origin_input_ids=[0] * 100, output_ids=[])]),
-        rows=torch.tensor([0]),
-        rows_cpu=rows,
-        lengths=torch.tensor([length]),
-        lengths_cpu=lengths,
-        bonus=torch.tensor([0]),
-        depths=torch.from_numpy(depths),
-        depths_cpu=depths,
-        arms_cpu=np.array([0]),
-    )
+        offer = drafter.offer(np.array([0]), np.array([length]))
+        assert offer.limits[MODEL].tolist() == [100 - length] and not offer.limits[LOOKUP].any()
+        assert offer.behind.tolist() == [length - drafter.kv.valid_len[0]]
+    req = SimpleNamespace(origin_input_ids=[0] * 100, output_ids=[])
+    this_round = make_round([0], [length], [0], [depth], batch=SimpleNamespace(reqs=[req]))
     if depth:
-        drafter.draft(this_round)
-    window = pack_rows(packed_pool(), this_round.rows, this_round.lengths, depths + 1)
+        counts = drafter.draft(this_round).counts
+        this_round = this_round.with_depths(counts, counts)
+    window = pack_rows(packed_pool(), this_round.rows, this_round.lengths, np.array([depth + 1]))
     accept_lens = torch.tensor([accepted + 1], dtype=torch.int32)
     tokens = torch.zeros(1, CAP + 1, dtype=torch.int64)
     drafter.commit(this_round, window, Verdict(tokens, accept_lens, torch.tensor([0])), None)

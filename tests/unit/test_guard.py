@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from faser_sglang.control.rounds import LOOKUP, MODEL, offer_of
 from faser_sglang.worker.agreement import Agreement
-from faser_sglang.worker.drafter import MODEL, Drafter, Drafts, Offer
+from faser_sglang.worker.drafter import Drafter, Drafts
 from faser_sglang.worker.guard import GuardedDrafter
 
 VOCAB, ROWS = 10, 6
@@ -19,8 +20,14 @@ class Drafting(Drafter):
 
     kind, context_len, draft_worker = "test", 99, None
 
-    def __init__(self, tokens=((1, 2), (3, 4)), chances=((0.5, 0.5), (0.5, 0.5)), raises=()):
-        self.drafts = Drafts(torch.tensor(tokens), torch.tensor(chances))
+    def __init__(
+        self,
+        tokens=((1, 2), (3, 4)),
+        chances=((0.5, 0.5), (0.5, 0.5)),
+        counts=(2, 2),
+        raises=(),
+    ):
+        self.drafts = Drafts(torch.tensor(tokens), torch.tensor(chances), np.array(counts))
         self.raises = set(raises)
         self.calls = []
 
@@ -37,7 +44,7 @@ class Drafting(Drafter):
 
     def offer(self, rows, lengths):
         self._called("offer")
-        return Offer(np.full_like(lengths, 2), np.full_like(rows, MODEL))
+        return offer_of(MODEL, np.full_like(lengths, 2), behind=np.arange(len(rows)))
 
     def draft(self, this_round):
         self._called("draft")
@@ -63,20 +70,25 @@ def a_round(rows=(4, 1), depths=(2, 2)):
         rows_cpu=rows,
         size=len(rows),
         max_depth=int(depths.max()),
-        depths=torch.from_numpy(depths),
+        depths_cpu=depths,
         bonus=torch.zeros(len(rows), dtype=torch.int32),
     )
 
 
 def limits(guard, rows=(4, 1, 2)):
     rows = np.array(rows)
-    return guard.offer(rows, np.full_like(rows, 5)).limits.tolist()
+    offer = guard.offer(rows, np.full_like(rows, 5))
+    assert not offer.limits[LOOKUP].any()
+    return offer.limits[MODEL].tolist()
 
 
 def test_nothing_is_changed_while_all_is_well():
     guard = guarded()
     drafts = guard.draft(a_round())
     assert drafts.tokens.tolist() == [[1, 2], [3, 4]] and drafts.chances.tolist() == [[0.5] * 2] * 2
+    assert drafts.counts.tolist() == [2, 2]
+    offer = guard.offer(np.array([4, 1, 2]), np.full(3, 5))
+    assert offer.behind.tolist() == [0, 1, 2]
     assert limits(guard) == [2, 2, 2] and guard.faults == 0
 
 
@@ -98,9 +110,12 @@ def test_a_probability_that_is_no_number_bars_its_own_request():
     assert limits(guard) == [0, 2, 2]
 
 
-def test_what_lies_beyond_a_requests_depth_may_be_anything():
-    guard = guarded(tokens=((1, -7), (3, 4)), chances=((0.5, float("nan")), (0.5, 0.5)))
-    drafts = guard.draft(a_round(depths=(1, 2)))
+def test_what_lies_beyond_a_requests_drafts_may_be_anything():
+    """Its depth, or the place where its chain was stopped."""
+    nan = float("nan")
+    guard = guarded(tokens=((1, -7), (3, 4)), chances=((0.5, nan), (0.5, 0.5)), counts=(1, 2))
+    drafts = guard.draft(a_round())
+    assert drafts.counts.tolist() == [1, 2]
     assert drafts.tokens[0].tolist() == [1, 0] and drafts.chances[0].tolist() == [0.5, 0]
     assert limits(guard) == [2, 2, 2] and guard.faults == 0
 
@@ -111,8 +126,16 @@ def test_a_draft_that_raises_bars_its_batch_and_yields_some_tokens(caplog):
         drafts = guard.draft(a_round())
         guard.draft(a_round())
     assert drafts.tokens.tolist() == [[0, 0], [0, 0]] and drafts.chances.tolist() == [[0, 0]] * 2
+    assert drafts.counts.tolist() == [2, 2]
     assert limits(guard) == [0, 0, 2] and guard.faults == 2
     assert len(caplog.records) == 1 and caplog.records[0].exc_info is not None
+
+
+def test_the_counts_of_a_failed_draft_are_not_the_rounds_own_depths():
+    """The round's depths are rewritten by what is trimmed."""
+    this_round = a_round(depths=(2, 1))
+    counts = guarded(raises=["draft"]).draft(this_round).counts
+    assert counts.tolist() == [2, 1] and counts is not this_round.depths_cpu
 
 
 @pytest.mark.parametrize("method", ["prefill", "commit", "finish", "offer"])

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 
+from faser_sglang.control.rounds import LOOKUP, MODEL
 from faser_sglang.kernels.reference import ragged_accept
 from faser_sglang.worker import chain as chain_module
 from faser_sglang.worker import head_drafter, state_ring
 from faser_sglang.worker.head_drafter import HeadDrafter
-from faser_sglang.worker.packing import Round, pack_rows
+from faser_sglang.worker.packing import pack_rows
 from tests.support.forward_batches import make_forward_batch
+from tests.support.rounds import make_round
 
 POOL_ROWS, CONTEXT, CAP = 4, 64, 4
 TARGET_WIDTH, HEAD_WIDTH = 6, 2  # three layers of the target, one state of the head
@@ -171,33 +173,44 @@ class Driver:
         lengths = np.array([request.length for request in requests], np.int64)
         offered = self.drafter.offer(rows, lengths)
         context_len = self.head.draft_runner.model_config.context_len
-        assert offered.limits.tolist() == (context_len - lengths).tolist()
-        assert offered.arms.tolist() == [0] * len(requests)
-        depths = np.minimum(depths, np.clip(offered.limits, 0, CAP)).astype(np.int64)
-        return Round(
+        assert offered.limits[MODEL].tolist() == (context_len - lengths).tolist()
+        assert not offered.limits[LOOKUP].any()
+        limits = np.clip(offered.limits[MODEL], 0, CAP)
+        self.behind = offered.behind
+        return make_round(
+            rows,
+            lengths,
+            [request.tokens[-1] for request in requests],
+            np.minimum(depths, limits),
             batch="batch",
-            rows=torch.from_numpy(rows),
-            rows_cpu=rows,
-            lengths=torch.from_numpy(lengths),
-            lengths_cpu=lengths,
-            bonus=torch.tensor([request.tokens[-1] for request in requests]),
-            depths=torch.from_numpy(depths),
-            depths_cpu=depths,
-            arms_cpu=offered.arms,
         )
 
-    def play(self, requests, depths, accepts):
-        """One round; the drafts of each request. Of them the first ``accepts`` are right."""
+    def play(self, requests, depths, accepts, verify=None):
+        """One round; the drafts of each request. Of them the first ``accepts`` are right.
+
+        ``verify``: at most so many drafts of each are verified; all, where it is not given.
+        """
         this_round = self.make_round(requests, depths)
         size, width = len(requests), CAP + 1
         padded = torch.zeros(size, CAP, dtype=torch.int64)
+        drafted = this_round.depths_cpu
         if this_round.max_depth:
-            drafts, chances = self.drafter.draft(this_round)
+            before = len(self.head.passes)
+            drafts, chances, counts = self.drafter.draft(this_round)
             assert chances.shape == drafts.shape == (size, this_round.max_depth)
+            assert counts.tolist() == drafted.tolist() and counts is not drafted
+            first = sum((self.behind + 1)[drafted > 0])  # rows, as the policy was told
+            assert len(self.head.passes[before].input_ids) == first
             padded[:, : this_round.max_depth] = drafts
-            rows = zip(this_round.depths_cpu, drafts.tolist(), chances.tolist(), strict=True)
+            rows = zip(drafted, drafts.tolist(), chances.tolist(), strict=True)
             for depth, row, sure in rows:
                 assert sure[:depth] == pytest.approx([chance(token) for token in row[:depth]])
+        verified = drafted if verify is None else np.minimum(drafted, verify)
+        this_round = this_round.with_depths(verified, drafted)
+        self._verify(this_round, requests, padded, accepts, width)
+        return [row[:depth] for row, depth in zip(padded.tolist(), drafted, strict=True)]
+
+    def _verify(self, this_round, requests, padded, accepts, width):
         window = pack_rows(
             self.req_to_token, this_round.rows, this_round.lengths, this_round.depths_cpu + 1
         )
@@ -218,7 +231,6 @@ class Driver:
             count = int(verdict.accept_lens[i])
             assert count == min(accepts[i], depths[i]) + 1
             request.tokens += verdict.tokens[i, :count].tolist()
-        return [row[:depth] for row, depth in zip(padded.tolist(), depths, strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -447,6 +459,17 @@ def test_a_new_request_on_a_row_has_nothing_of_the_one_before():
     assert driver.play([new], [4], [0]) == [chain(new.tokens[:2], 4)]
 
 
+@pytest.mark.parametrize("verify", [0, 1, 2, 3])
+def test_drafts_that_were_withheld_leave_no_trace(verify):
+    """The head has run them: its next pass overwrites their slots."""
+    driver = Driver()
+    requests = [Request(0, [11, 12]), Request(2, [21, 22, 23])]
+    driver.prefill(requests)
+    for _ in range(3):
+        expected = [chain(request.tokens, 4) for request in requests]
+        assert driver.play(requests, [4, 4], [CAP, 0], verify=verify) == expected
+
+
 # -- a head whose context is shorter than the target's ------------------------------------------
 
 
@@ -505,7 +528,8 @@ def sessions(draw):
     row = st.integers(0, len(prompts) - 1)
     number = st.integers(0, CAP)
     rounds = st.lists(
-        st.dictionaries(row, st.tuples(number, number, st.booleans()), min_size=1), max_size=8
+        st.dictionaries(row, st.tuples(number, number, number, st.booleans()), min_size=1),
+        max_size=8,
     )
     context_len, ring = draw(st.sampled_from([8, 13, CONTEXT])), draw(st.sampled_from([1, 32]))
     return context_len, ring, prompts, cuts, draw(rounds)
@@ -514,7 +538,7 @@ def sessions(draw):
 @given(sessions())
 @settings(deadline=None, derandomize=True, max_examples=80)
 def test_drafts_are_those_of_a_head_that_ran_over_the_whole_text(session):
-    """Chunks, new requests on used rows, depths, acceptances and contexts of any kind."""
+    """Chunks, new requests on used rows, depths, trims, acceptances and contexts of any kind."""
     context_len, ring, prompts, cuts, rounds = session
     with mock.patch.object(state_ring, "MOST_POSITIONS", ring):
         play_session(context_len, ring, prompts, cuts, rounds)
@@ -535,14 +559,14 @@ def play_session(context_len, ring, prompts, cuts, rounds):
     for row in range(len(prompts)):
         start(row)
     for number, asked in enumerate(rounds):
-        for row, (_, _, is_new) in asked.items():
+        for row, (*_, is_new) in asked.items():
             if is_new:
                 start(row, number + 1)
         batch = [requests[row] for row in asked]
-        depths = [depth for depth, _, _ in asked.values()]
+        depths, rights, verify, _ = zip(*asked.values(), strict=True)
         before = [list(request.tokens) for request in batch]
         steps = len(driver.head.passes)
-        drafts = driver.play(batch, depths, [right for _, right, _ in asked.values()])
+        drafts = driver.play(batch, depths, rights, verify)
         granted = [
             min(depth, max(context_len - len(tokens) + 1, 0))
             for depth, tokens in zip(depths, before, strict=True)

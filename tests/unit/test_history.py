@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from faser_sglang.worker.history import TokenHistory, request_tokens
-from faser_sglang.worker.packing import Round, pack_rows
+from faser_sglang.worker.packing import pack_rows
+from tests.support.rounds import make_round
 
 checked = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -68,19 +69,13 @@ class Batch:
         self.history.begin(torch.from_numpy(rows), rows, torch.from_numpy(lengths), lengths, bonus)
 
     def make_round(self):
-        rows = np.array([request.row for request in self.running], np.int64)
-        lengths = np.array([request.length for request in self.running], np.int64)
-        depths = np.zeros_like(rows)
-        return Round(
-            batch=SimpleNamespace(reqs=[request.as_request() for request in self.running]),
-            rows=torch.from_numpy(rows),
-            rows_cpu=rows,
-            lengths=torch.from_numpy(lengths),
-            lengths_cpu=lengths,
-            bonus=torch.tensor([request.tokens[-1] for request in self.running]),
-            depths=torch.from_numpy(depths),
-            depths_cpu=depths,
-            arms_cpu=np.zeros_like(rows),
+        running = self.running
+        return make_round(
+            [request.row for request in running],
+            [request.length for request in running],
+            [request.tokens[-1] for request in running],
+            [0] * len(running),
+            batch=SimpleNamespace(reqs=[request.as_request() for request in running]),
         )
 
     def round(self, emitted):

@@ -9,15 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser_sglang.control.ngram import continuation, longest_match
+from faser_sglang.control.rounds import LOOKUP, MODEL, first_arm, offer_of
 from faser_sglang.kernels.reference import Verdict
-from faser_sglang.worker.drafter import LOOKUP, MODEL, Drafter, Drafts, Offer
+from faser_sglang.worker.drafter import Drafter, Drafts
 from faser_sglang.worker.lookup_drafter import (
     HYBRID_MATCH,
     NO_LIMIT,
     HybridDrafter,
     LookupDrafter,
 )
-from faser_sglang.worker.packing import Round
+from tests.support import rounds
 
 POOL_ROWS, CONTEXT, CAP = 5, 80, 4
 GARBAGE = 999  # what a verdict holds behind the accepted tokens
@@ -77,19 +78,21 @@ def offer(drafter, requests):
 
 
 def make_round(requests, depths, arms):
-    rows = np.array([request.row for request in requests], np.int64)
-    lengths = np.array([request.length for request in requests], np.int64)
-    return Round(
-        batch=None,
-        rows=torch.from_numpy(rows),
-        rows_cpu=rows,
-        lengths=torch.from_numpy(lengths),
-        lengths_cpu=lengths,
-        bonus=torch.tensor([request.tokens[-1] for request in requests]),
-        depths=torch.tensor(depths),
-        depths_cpu=ints(*depths),
-        arms_cpu=arms,
+    return rounds.make_round(
+        [request.row for request in requests],
+        [request.length for request in requests],
+        [request.tokens[-1] for request in requests],
+        depths,
+        arms=arms,
     )
+
+
+def drafted(drafter, this_round):
+    """The drafts, and the round as it goes on."""
+    drafts = drafter.draft(this_round)
+    assert drafts.counts is not this_round.depths_cpu
+    assert drafts.counts.tolist() == this_round.depths_cpu.tolist()
+    return drafts, this_round.with_depths(drafts.counts, drafts.counts)
 
 
 def commit(drafter, this_round, requests, emitted, hidden=None):
@@ -106,15 +109,19 @@ def commit(drafter, this_round, requests, emitted, hidden=None):
 
 
 def play(drafter, requests, emitted):
-    """One round of a batch at the deepest drafts; the offer and the drafts of each request."""
+    """One round of a batch at the deepest drafts; the offer and the drafts of each request.
+
+    Lookup drafts where it can.
+    """
     offered = offer(drafter, requests)
-    depths = np.clip(offered.limits, 0, CAP).tolist()
-    this_round = make_round(requests, depths, offered.arms)
+    arms = first_arm(offered)
+    depths = np.clip(offered.limits[arms, range(len(arms))], 0, CAP).tolist()
+    this_round = make_round(requests, depths, arms)
     drafts = [[] for _ in requests]
     if this_round.max_depth:
-        drafted = drafter.draft(this_round).tokens
-        assert drafted.shape == (len(requests), this_round.max_depth)
-        drafts = [row[:depth] for row, depth in zip(drafted.tolist(), depths, strict=True)]
+        made, this_round = drafted(drafter, this_round)
+        assert made.tokens.shape == (len(requests), this_round.max_depth)
+        drafts = [row[:depth] for row, depth in zip(made.tokens.tolist(), depths, strict=True)]
     commit(drafter, this_round, requests, emitted)
     return offered, drafts
 
@@ -133,16 +140,41 @@ def test_what_followed_the_texts_end_is_the_draft():
     request = Request(2, [1, 2, 3, 4, 5, 6, 1], 2)
     prefill(drafter, [request])
     offered, drafts = play(drafter, [request], [[3]])
-    assert (offered.limits.tolist(), offered.arms.tolist()) == ([CAP], [LOOKUP])
+    assert offered.limits.tolist() == [[0], [CAP]]
     assert drafts == [[3, 4, 5, 6]]
 
 
-def test_a_text_without_a_repetition_gets_no_draft_and_the_arm_of_lookup():
+def test_a_text_without_a_repetition_is_offered_nothing():
     drafter = make_lookup()
     request = Request(0, [1, 2, 3], 4)
     prefill(drafter, [request])
     offered = offer(drafter, [request])
-    assert (offered.limits.tolist(), offered.arms.tolist()) == ([0], [LOOKUP])
+    assert not offered.limits.any() and not offered.chances.any()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_the_longer_the_match_the_better_the_guess(length):
+    drafter = make_lookup()
+    words = list(range(20, 20 + length))
+    request = Request(0, [*words, 9, *words[:-1]], words[-1])
+    prefill(drafter, [request])
+    offered = offer(drafter, [request])
+    assert offered.chances.tolist() == [[0.0], [length / (length + 1)]]
+    assert offered.behind.tolist() == [0]
+
+
+def test_the_guess_of_a_draft_is_that_of_this_rounds_match():
+    drafter = make_lookup()
+    requests = [Request(2, [1, 2, 3, 4, 2], 3), Request(0, [5, 6], 7)]
+    prefill(drafter, requests)
+    play(drafter, requests, [[9], [5]])
+    play(drafter, requests, [[8], [6]])
+    offered = offer(drafter, requests)
+    this_round = make_round(requests, [0, 2], first_arm(offered))
+    chances = drafted(drafter, this_round)[0].chances
+    assert offered.limits[LOOKUP].tolist() == [0, CAP]
+    assert chances[1].tolist() == pytest.approx([2 / 3, 2 / 3])
+    assert chances[0].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("min_match", [1, 2, 3, 4])
@@ -150,7 +182,7 @@ def test_a_match_that_is_too_short_is_none(min_match):
     drafter = make_lookup(min_match)
     request = Request(0, [1, 2, 3, 9, 8, 2], 3)  # two tokens match
     prefill(drafter, [request])
-    assert offer(drafter, [request]).limits.tolist() == [CAP if min_match <= 2 else 0]
+    assert offer(drafter, [request]).limits[LOOKUP].tolist() == [CAP if min_match <= 2 else 0]
 
 
 def test_a_round_takes_no_more_columns_than_its_deepest_request():
@@ -158,8 +190,9 @@ def test_a_round_takes_no_more_columns_than_its_deepest_request():
     requests = [Request(3, [5, 6, 7, 8, 5], 6), Request(1, [1, 2, 1, 2, 1], 2)]
     prefill(drafter, requests)
     offered = offer(drafter, requests)
-    drafts, chances = drafter.draft(make_round(requests, [1, 2], offered.arms))
-    assert chances.shape == (2, 2) and not chances.any()  # a lookup has none
+    (drafts, chances, _), _ = drafted(drafter, make_round(requests, [1, 2], first_arm(offered)))
+    assert chances.shape == (2, 2) and chances.dtype == torch.float32
+    assert chances.T.tolist() == [pytest.approx(offered.chances[LOOKUP].tolist())] * 2
     assert drafts.dtype == torch.int64 and drafts.shape == (2, 2)
     assert (drafts[0, :1].tolist(), drafts[1].tolist()) == ([7], [1, 2])
 
@@ -173,7 +206,7 @@ def test_each_request_of_a_batch_looks_at_its_own_text():
     ]
     prefill(drafter, requests)
     offered, drafts = play(drafter, requests, [[1], [2], [3]])
-    assert offered.limits.tolist() == [CAP, 0, CAP]
+    assert offered.limits[LOOKUP].tolist() == [CAP, 0, CAP]
     assert drafts == [[3, 4, 1, 2], [], [9, 1, 2, 9]]
 
 
@@ -206,9 +239,9 @@ def test_rejected_tokens_do_not_stay_in_the_text():
     play(drafter, [request], [[5]])  # four places of garbage behind the 5
     play(drafter, [request], [[6]])
     play(drafter, [request], [[GARBAGE]])  # the first time that the request says it
-    assert offer(drafter, [request]).limits.tolist() == [0]
+    assert offer(drafter, [request]).limits[LOOKUP].tolist() == [0]
     play(drafter, [request], [[3]])
-    assert offer(drafter, [request]).limits.tolist() == [CAP]
+    assert offer(drafter, [request]).limits[LOOKUP].tolist() == [CAP]
     assert drafter.draft(make_round([request], [CAP], ints(LOOKUP))).tokens.tolist() == [
         [4, 5, 6, GARBAGE]
     ]
@@ -219,7 +252,7 @@ def test_garbage_right_behind_the_bonus_token_is_not_seen():
     request = Request(0, [1, 2], 3)
     prefill(drafter, [request])
     play(drafter, [request], [[GARBAGE]])
-    assert offer(drafter, [request]).limits.tolist() == [0]
+    assert offer(drafter, [request]).limits[LOOKUP].tolist() == [0]
 
 
 def test_a_chunk_of_a_prompt_is_overwritten_by_what_really_comes_next():
@@ -258,9 +291,9 @@ def test_a_new_request_sees_nothing_of_the_one_before_on_its_row():
     offer(drafter, [old])
     new = Request(1, [1, 20], 3)
     prefill(drafter, [new])
-    assert offer(drafter, [new]).limits.tolist() == [0]
+    assert offer(drafter, [new]).limits[LOOKUP].tolist() == [0]
     play(drafter, [new], [[21]])
-    assert offer(drafter, [new]).limits.tolist() == [0]
+    assert offer(drafter, [new]).limits[LOOKUP].tolist() == [0]
 
 
 @pytest.mark.parametrize("longer", range(1, CAP + 4))
@@ -324,7 +357,7 @@ def test_drafts_are_those_of_the_text_that_each_request_really_has(case):
         expected = [expected_drafts(request, min_match) for request in batch]
         offered, drafts = play(drafter, batch, list(emitted.values()))
         assert drafts == expected
-        assert offered.limits.tolist() == [len(chain) for chain in expected]
+        assert offered.limits[LOOKUP].tolist() == [len(chain) for chain in expected]
 
 
 # -- hybrid -------------------------------------------------------------------------------------
@@ -336,6 +369,7 @@ class FakeModel(Drafter):
     kind = "fake"
     context_len = 40
     reads_hidden = True
+    stops_at = CAP
 
     def __init__(self):
         self.draft_worker = object()
@@ -349,13 +383,14 @@ class FakeModel(Drafter):
 
     def offer(self, rows, lengths):
         self.calls.append(("offer", rows.tolist(), lengths.tolist()))
-        return Offer(self.context_len - lengths, np.full_like(rows, MODEL))
+        limits = self.context_len - lengths
+        return offer_of(MODEL, limits, np.full(len(rows), 0.25), behind=10 + rows)
 
     def draft(self, this_round):
         assert this_round.max_depth > 0
         self.calls.append(("draft", this_round))
         tokens = (500 + torch.arange(this_round.max_depth)).repeat(this_round.size, 1)
-        return Drafts(tokens, tokens / 1000)
+        return Drafts(tokens, tokens / 1000, np.minimum(this_round.depths_cpu, self.stops_at))
 
     def commit(self, this_round, window, verdict, hidden):
         self.calls.append(("commit", this_round, window, verdict, hidden))
@@ -387,73 +422,98 @@ def test_a_hybrid_shows_what_its_model_needs(hybrid):
     assert model.calls[0][0] == "attach_pools"
 
 
-def test_each_request_drafts_out_of_its_own_arm(hybrid):
+def test_both_arms_are_offered_and_the_policy_chooses(hybrid):
     requests = [novel(0), repeating(3), novel(2)]
     prefill(hybrid, requests)
     offered = offer(hybrid, requests)
-    assert offered.arms.tolist() == [MODEL, LOOKUP, MODEL]
-    assert offered.limits.tolist() == [40 - 6, CAP, 40 - 6]
+    assert offered.limits[MODEL].tolist() == [40 - 6, 40 - 9, 40 - 6]
+    assert offered.limits[LOOKUP].tolist() == [0, CAP, 0]
+    assert offered.chances[MODEL].tolist() == [0.25] * 3
+    assert offered.chances[LOOKUP].tolist() == [0.0, 3 / 4, 0.0]
+    assert offered.behind.tolist() == [10, 13, 12]
     assert hybrid.model.last("offer")[1:] == ([0, 3, 2], [6, 9, 6])  # all: it keeps its records
 
 
-@pytest.mark.parametrize(("length", "arm"), [(1, MODEL), (2, MODEL), (3, LOOKUP), (4, LOOKUP)])
-def test_lookup_wins_from_three_matching_tokens_on(length, arm, hybrid):
+@pytest.mark.parametrize(("length", "limit"), [(1, 0), (2, 0), (3, CAP), (4, CAP)])
+def test_lookup_offers_drafts_from_three_matching_tokens_on(length, limit, hybrid):
     words = [1, 2, 3, 4]
     request = Request(0, [*words, 9, *words[4 - length : -1]], words[-1])
     prefill(hybrid, [request])
-    assert offer(hybrid, [request]).arms.tolist() == [arm]
+    assert offer(hybrid, [request]).limits.tolist() == [[40 - request.length], [limit]]
 
 
 def test_lookup_goes_on_beyond_the_context_of_the_model(hybrid):
     request = Request(0, [*range(100, 145), 100, 101], 102)
     prefill(hybrid, [request])
     offered = offer(hybrid, [request])
-    assert (offered.limits.tolist(), offered.arms.tolist()) == ([CAP], [LOOKUP])
+    assert offered.limits.tolist() == [[40 - 47], [CAP]]  # the worker makes 0 of the first
     other = Request(1, list(range(100, 145)), 145)
     prefill(hybrid, [other])
-    assert offer(hybrid, [other]).limits.tolist() == [40 - 45]  # the worker makes it 0
+    assert offer(hybrid, [other]).limits.tolist() == [[40 - 45], [0]]
 
 
+ARMS_TAKEN = [(MODEL, LOOKUP, MODEL), (MODEL, MODEL, MODEL)]
+
+
+@pytest.mark.parametrize("arms", ARMS_TAKEN)
 @pytest.mark.parametrize(
     "depths", [(2, 3, 1), (1, 4, 3), (0, 2, 3), (4, 1, 4), (0, 4, 1), (2, 0, 2)]
 )
-def test_drafts_are_put_together_from_both(depths, hybrid):
+def test_drafts_are_put_together_from_both_as_the_plan_says(depths, arms, hybrid):
     requests = [novel(0), repeating(3), novel(2)]
     prefill(hybrid, requests)
-    this_round = make_round(requests, list(depths), offer(hybrid, requests).arms)
-    drafts, chances = hybrid.draft(this_round)
+    offer(hybrid, requests)
+    (drafts, chances, _), _ = drafted(hybrid, make_round(requests, list(depths), arms))
     assert drafts.shape == chances.shape == (3, max(depths))
-    chains = [[500, 501, 502, 503], [4, 5, 6, 7], [500, 501, 502, 503]]
+    chains = [[4, 5, 6, 7] if arm == LOOKUP else [500, 501, 502, 503] for arm in arms]
     for row, depth, chain in zip(drafts.tolist(), depths, chains, strict=True):
         assert row[:depth] == chain[:depth]
     for row, depth, chain in zip(chances, depths, chains, strict=True):
-        known = [token / 1000 if token >= 500 else 0.0 for token in chain]
+        known = [token / 1000 if token >= 500 else 3 / 4 for token in chain]
         assert row[:depth].tolist() == pytest.approx(known[:depth])
+
+
+@pytest.mark.parametrize(
+    ("depths", "counts"), [((4, 3, 1), [2, 3, 1]), ((0, 4, 3), [0, 4, 2]), ((1, 0, 4), [1, 0, 2])]
+)
+def test_a_chain_that_the_model_stopped_keeps_its_count_beside_lookups_whole_ones(
+    depths, counts, hybrid
+):
+    hybrid.model.stops_at = 2
+    requests = [novel(0), repeating(3), novel(2)]
+    prefill(hybrid, requests)
+    offer(hybrid, requests)
+    drafts = hybrid.draft(make_round(requests, list(depths), ARMS_TAKEN[0]))
+    assert drafts.counts.tolist() == counts
 
 
 def test_a_lookup_round_is_to_the_model_a_round_at_depth_zero(hybrid):
     requests = [novel(0), repeating(3), novel(2)]
     prefill(hybrid, requests)
-    this_round = make_round(requests, [2, 3, 0], offer(hybrid, requests).arms)
-    hybrid.draft(this_round)
+    this_round = make_round(requests, [2, 3, 0], first_arm(offer(hybrid, requests)))
+    drafts = hybrid.draft(this_round)
+    assert this_round.depths_cpu.tolist() == this_round.depths.tolist() == [2, 3, 0]
+    this_round = this_round.with_depths(ints(1, 2, 0), drafts.counts)  # some are trimmed
     verdict = commit(hybrid, this_round, requests, [[1], [2], [3]], hidden="states")
-    for name in ("draft", "commit"):
+    for name, depths, made in (("draft", [2, 0, 0], [0, 0, 0]), ("commit", [1, 0, 0], [2, 0, 0])):
         seen = hybrid.model.last(name)[1]
-        assert seen.depths_cpu.tolist() == seen.depths.tolist() == [2, 0, 0]
+        assert seen.depths_cpu.tolist() == seen.depths.tolist() == depths
+        assert seen.drafted_cpu.tolist() == made
         assert seen.rows is this_round.rows and seen.lengths_cpu is this_round.lengths_cpu
     assert hybrid.model.last("commit")[2:] == (None, verdict, "states")
-    assert this_round.depths_cpu.tolist() == this_round.depths.tolist() == [2, 3, 0]
+    assert this_round.depths_cpu.tolist() == this_round.depths.tolist() == [1, 2, 0]
 
 
 def test_a_round_of_lookups_alone_does_not_run_the_model(hybrid):
     requests = [repeating(1), repeating(4)]
     prefill(hybrid, requests)
-    this_round = make_round(requests, [3, 1], offer(hybrid, requests).arms)
-    drafts = hybrid.draft(this_round).tokens
-    assert drafts.tolist()[0] == [4, 5, 6] and drafts.tolist()[1][:1] == [4]
+    this_round = make_round(requests, [3, 1], first_arm(offer(hybrid, requests)))
+    made, this_round = drafted(hybrid, this_round)
+    assert made.tokens.tolist()[0] == [4, 5, 6] and made.tokens.tolist()[1][:1] == [4]
     assert not any(call[0] == "draft" for call in hybrid.model.calls)
     commit(hybrid, this_round, requests, [[9], [9]])
-    assert hybrid.model.last("commit")[1].max_depth == 0
+    seen = hybrid.model.last("commit")[1]
+    assert seen.max_depth == 0 and not seen.drafted_cpu.any()
 
 
 def test_tokens_that_the_model_drafted_are_looked_up_later(hybrid):
@@ -462,7 +522,7 @@ def test_tokens_that_the_model_drafted_are_looked_up_later(hybrid):
     for emitted in ([500, 501, 502], [503, 7], [500, 501, 502]):
         play(hybrid, [request], [emitted])
     offered, drafts = play(hybrid, [request], [[1]])
-    assert offered.arms.tolist() == [LOOKUP] and drafts == [[503, 7, 500, 501]]
+    assert offered.limits[LOOKUP].tolist() == [CAP] and drafts == [[503, 7, 500, 501]]
 
 
 @pytest.mark.parametrize("is_off", [False, True])
@@ -472,4 +532,4 @@ def test_a_prefill_reaches_both(is_off, hybrid):
     name, seen, bonus, *rest = hybrid.model.last("prefill")
     assert seen is batch and bonus.tolist() == [3] and rest == ["states", is_off]
     found = hybrid.lookup.offer(ints(1), ints(request.length)).limits.tolist()
-    assert is_off or found == [CAP]
+    assert is_off or found == [[0], [CAP]]

@@ -1,4 +1,4 @@
-"""Depth policies: never beyond a limit, no memory of a row's former request, and able to learn."""
+"""Policies without a memory: never beyond a limit, and the same again by seed and length."""
 
 import numpy as np
 import pytest
@@ -6,205 +6,155 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
 
-from faser_sglang.control.policy import AcceptanceAverage, FixedDepth, RandomDepth, make_policy
+from faser_sglang.control.policy import FixedDepth, RandomDepth
+from faser_sglang.control.rounds import LOOKUP, MODEL, Offer, offer_of
 
-POOL_ROWS = 6
 CAP = 8
-SETTINGS = ("auto", "random", "0", "1", "5")
-checked = settings(deadline=None, derandomize=True, max_examples=40)
+MANY = 9000  # frequencies over so many lengths; the seeds are fixed, so 1e-3 is no gamble
+POLICIES = {
+    "0": lambda: FixedDepth(0),
+    "3": lambda: FixedDepth(3),
+    "random": lambda: RandomDepth(CAP, 3),
+    "random, stop and trim": lambda: RandomDepth(CAP, 3, stops=True, trims=True),
+}
+checked = settings(deadline=None, derandomize=True, max_examples=60)
 
-# A round: which rows run, how deep each may go, and how good its drafts are (of 0 to CAP).
-rounds = st.lists(
-    st.lists(
-        st.tuples(st.integers(0, POOL_ROWS - 1), st.integers(0, CAP), st.integers(0, CAP)),
-        min_size=1,
-        max_size=POOL_ROWS,
-        unique_by=lambda request: request[0],
-    ),
-    max_size=12,
-)
+limit = st.integers(-5, CAP)
+requests = st.lists(st.tuples(limit, limit, st.integers(0, 10_000)), min_size=1, max_size=7)
 
 
-def policy_of(setting):
-    return make_policy(setting, cap=CAP, pool_rows=POOL_ROWS, seed=3, is_off=False)
+def offer_to(limits):
+    """What both arms offer: ``limits`` [ARMS, n]."""
+    limits = np.array(limits, np.int64)
+    return Offer(limits, np.zeros(limits.shape), np.zeros(limits.shape[1], np.int64))
 
 
-def run(policy, sequence):
-    """Depths of every round, with min(depth, quality) drafts accepted each time."""
-    history = []
-    for number, requests in enumerate(sequence):
-        rows, limits, quality = np.array(requests).T
-        depths = policy.choose(rows, 100 * rows + number, limits)
-        policy.observe(rows, depths, np.minimum(depths, quality))
-        history.append(depths.tolist())
-    return history
+def plan_of(policy, lengths, offer=None):
+    lengths = np.array(lengths, np.int64)
+    offer = offer_of(MODEL, np.full(len(lengths), CAP)) if offer is None else offer
+    return policy.plan(np.arange(len(lengths)), lengths, offer)
 
 
-def steps(policy, count, *, accepts, row=0, limit=CAP):
-    """Depths of ``count`` rounds of one request whose drafts are all right or all wrong."""
-    rows, chosen = np.array([row]), []
-    for number in range(count):
-        depths = policy.choose(rows, np.array([number]), np.array([limit]))
-        policy.observe(rows, depths, depths if accepts else np.zeros_like(depths))
-        chosen.append(int(depths[0]))
-    return chosen
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-@given(sequence=rounds)
+@pytest.mark.parametrize("name", POLICIES)
+@given(requests)
 @checked
-def test_depths_stay_between_zero_and_each_limit(setting, sequence):
-    for requests, depths in zip(sequence, run(policy_of(setting), sequence), strict=True):
-        for (_, limit, _), depth in zip(requests, depths, strict=True):
-            assert 0 <= depth <= limit
+def test_depths_stay_between_zero_and_the_limit_of_the_arm_that_drafts(name, drawn):
+    model, lookup, lengths = np.array(drawn).T
+    plan = plan_of(POLICIES[name](), lengths, offer_to([model, lookup]))
+    assert plan.depths.dtype == plan.arms.dtype == np.int64
+    for depth, arm, *limits in zip(plan.depths, plan.arms, model, lookup, strict=True):
+        assert 0 <= depth <= max(limits[arm], 0)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_depths_are_whole_numbers_one_a_request(setting):
-    for rows in ([2], [5, 0, 3], list(range(POOL_ROWS))):
-        depths = policy_of(setting).choose(
-            np.array(rows), np.arange(len(rows)), np.full(len(rows), CAP)
-        )
-        assert depths.shape == (len(rows),) and depths.dtype == np.int64
+@pytest.mark.parametrize("name", POLICIES)
+def test_lookup_drafts_where_it_offers_anything_and_the_model_elsewhere(name):
+    offer = offer_to([[CAP, CAP, 0, 0, CAP], [CAP, 0, 1, 0, -3]])
+    plan = plan_of(POLICIES[name](), range(5), offer)
+    assert plan.arms.tolist() == [LOOKUP, MODEL, LOOKUP, MODEL, MODEL]
+    assert plan.depths[3] == 0
 
 
-@given(before=rounds, after=rounds)
-@checked
-def test_reset_forgets_the_former_request(before, after):
-    used = AcceptanceAverage(POOL_ROWS)
-    run(used, before)
-    used.reset(np.arange(POOL_ROWS))
-    assert run(used, after) == run(AcceptanceAverage(POOL_ROWS), after)
+def test_a_fixed_depth_is_taken_wherever_it_fits():
+    offer = offer_of(MODEL, np.array([0, 2, 3, 8, -1]))
+    assert plan_of(FixedDepth(3), range(5), offer).depths.tolist() == [0, 2, 3, 3, 0]
+    assert plan_of(FixedDepth(0), range(5), offer).depths.tolist() == [0] * 5
 
 
-@pytest.mark.parametrize("rounds_before", [1, 5, 15])
-def test_reset_forgets_how_long_ago_the_last_probe_was(rounds_before):
-    """With a prior under the floor a new request starts at depth 0, so only probes draft."""
-    used, fresh = (AcceptanceAverage(POOL_ROWS, prior=0.2) for _ in range(2))
-    steps(used, rounds_before, accepts=False)
-    used.reset(np.array([0]))
-    assert steps(used, 50, accepts=False) == steps(fresh, 50, accepts=False)
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("trims", [False, True])
+def test_random_rounds_stop_and_trim_only_where_they_are_to(stops, trims):
+    plan = plan_of(RandomDepth(CAP, 3, stops=stops, trims=trims), range(3))
+    assert (plan.stops, plan.trims) == (stops, trims)
 
 
-def test_reset_of_one_row_leaves_the_others_alone():
-    policy = AcceptanceAverage(POOL_ROWS)
-    for row in (0, 1):
-        steps(policy, 100, accepts=False, row=row)
-    policy.reset(np.array([1]))
-    fresh = AcceptanceAverage(POOL_ROWS)
-    assert policy.rates(np.array([0, 1])).tolist() == [
-        policy.rates(np.array([0]))[0],
-        fresh.rates(np.array([1]))[0],
-    ]
-    assert policy.rates(np.array([0]))[0] < fresh.rates(np.array([0]))[0]
+def test_a_fixed_depth_goes_on_and_withholds_nothing():
+    plan = plan_of(FixedDepth(5), range(3))
+    assert not plan.stops and not plan.trims
+    assert plan.goes_on(np.array([2, 0]), np.zeros((2, 1))).tolist() == [True, True]
+    assert plan.trim(np.zeros((3, CAP)), np.array([4, 0, 1])).tolist() == [4, 0, 1]
 
 
-@given(sequence=rounds, data=st.data())
-@checked
-def test_the_order_of_the_batch_does_not_matter(sequence, data):
-    straight = run(AcceptanceAverage(POOL_ROWS), sequence)
-    orders = [data.draw(st.permutations(range(len(requests)))) for requests in sequence]
-    shuffled = run(
-        AcceptanceAverage(POOL_ROWS),
-        [[r[i] for i in o] for r, o in zip(sequence, orders, strict=True)],
-    )
-    for depths, others, order in zip(straight, shuffled, orders, strict=True):
-        assert others == [depths[i] for i in order]
+# -- random depths ------------------------------------------------------------------------------
 
 
-def test_a_request_whose_drafts_are_always_right_goes_as_deep_as_it_may():
-    policy = AcceptanceAverage(POOL_ROWS)
-    first = steps(policy, 1, accepts=True)[0]
-    later = steps(policy, 100, accepts=True)
-    assert 1 <= first < CAP
-    assert later == sorted(later) and later[-1] == CAP
+def random_depths(seed, lengths, cap=CAP):
+    return plan_of(RandomDepth(cap, seed), lengths).depths
 
 
-def test_a_request_whose_drafts_are_always_wrong_stops_drafting_but_for_probes():
-    policy = AcceptanceAverage(POOL_ROWS)
-    steps(policy, 100, accepts=False)
-    later = steps(policy, 10 * policy.probe_every, accepts=False)
-    assert sorted(set(later)) == [0, 1]
-    probes = np.flatnonzero(later)
-    assert len(probes) == 10 and set(np.diff(probes)) == {policy.probe_every}
-
-
-def test_probes_bring_a_request_back_when_its_drafts_become_right():
-    policy = AcceptanceAverage(POOL_ROWS)
-    steps(policy, 200, accepts=False)
-    # At worst the average holds 1 / (1 - memory) = 25 tests, all wrong: a dozen right probes
-    # lift it over the floor, one every 16 rounds.
-    back = steps(policy, 20 * policy.probe_every, accepts=True)
-    assert back[0] == 0 and back[-1] == CAP
-
-
-def test_drafts_behind_the_first_wrong_one_are_not_observed():
-    rows = np.arange(4)
-    policy = AcceptanceAverage(POOL_ROWS)
-    policy.observe(rows, np.array([3, 8, 2, 0]), np.array([2, 2, 2, 0]))
-    tested_to_the_same_place, deeper, all_right, untested = policy.rates(rows)
-    assert tested_to_the_same_place == deeper < all_right
-    assert untested == AcceptanceAverage(POOL_ROWS).rates(np.array([3]))[0]
-
-
-@given(sequence=rounds)
-@checked
-def test_rates_are_probabilities_strictly_inside(sequence):
-    policy = AcceptanceAverage(POOL_ROWS)
-    run(policy, sequence)
-    rates = policy.rates(np.arange(POOL_ROWS))
-    assert (rates > 0).all() and (rates < 1).all()
-
-
-def test_the_average_approaches_the_true_acceptance_rate():
-    policy, rows, random = AcceptanceAverage(1), np.array([0]), np.random.default_rng(0)
-    estimates = []
-    for _ in range(4000):
-        policy.observe(rows, np.array([1]), (random.random(1) < 0.8).astype(np.int64))
-        estimates.append(policy.rates(rows)[0])
-    # Weight 25 of data at 0.8 and 6 of the prior at 0.6 give 0.761 on average; the mean over the
-    # 4,000 correlated rounds strays by sqrt(.8 * .2 / 4000) = .006, take four of those.
-    assert np.mean(estimates[100:]) == pytest.approx((25 * 0.8 + 6 * 0.6) / 31, abs=0.025)
-
-
-def random_depths(seed, lengths, rows=None, cap=CAP):
-    rows = np.zeros_like(lengths) if rows is None else rows
-    return RandomDepth(cap, seed).choose(rows, lengths, np.full(len(lengths), cap))
+def assert_uniform(numbers, below):
+    """Evenly spread, and independent of the number at the length before."""
+    assert chisquare(np.bincount(numbers, minlength=below)).pvalue > 1e-3
+    pairs = np.zeros((below, below))
+    np.add.at(pairs, (numbers[:-1], numbers[1:]), 1)
+    assert chi2_contingency(pairs).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, -1])
 def test_random_depths_are_uniform_over_lengths_and_independent_of_the_one_before(seed):
-    """Frequencies over 9,000 lengths; the seeds are fixed, so 1e-3 is no gamble."""
-    depths = random_depths(seed, np.arange(9000))
-    counts = np.bincount(depths, minlength=CAP + 1)
-    assert chisquare(counts).pvalue > 1e-3
-    pairs = np.zeros((CAP + 1, CAP + 1))
-    np.add.at(pairs, (depths[:-1], depths[1:]), 1)
-    assert chi2_contingency(pairs).pvalue > 1e-3
+    assert_uniform(random_depths(seed, range(MANY)), CAP + 1)
 
 
 def test_random_depths_follow_seed_and_length_whatever_else_runs():
-    lengths = np.array([17, 4, 900, 4])
+    lengths = [17, 4, 900, 4]
     depths = random_depths(5, lengths)
     assert depths[1] == depths[3]
-    assert np.array_equal(depths, random_depths(5, lengths, rows=np.array([3, 1, 0, 2])))
-    assert [int(random_depths(5, np.array([n]))[0]) for n in lengths] == depths.tolist()
-    many = np.arange(50)
-    assert not np.array_equal(random_depths(5, many), random_depths(6, many))
+    assert [int(random_depths(5, [length])[0]) for length in lengths] == depths.tolist()
+    assert not np.array_equal(random_depths(5, range(50)), random_depths(6, range(50)))
 
 
 def test_random_depths_without_room_are_zero():
-    assert set(random_depths(5, np.arange(20), cap=0).tolist()) == {0}
+    assert set(random_depths(5, range(20), cap=0).tolist()) == {0}
 
 
-def test_a_fixed_depth_is_taken_wherever_it_fits():
-    rows = lengths = np.arange(4)
-    limits = np.array([0, 2, 3, 8])
-    assert FixedDepth(3).choose(rows, lengths, limits).tolist() == [0, 2, 3, 3]
-    assert policy_of("2").choose(rows, lengths, limits).tolist() == [0, 2, 2, 2]
+# -- random stops and trims ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_off_never_drafts_whatever_the_depth_says(setting):
-    policy = make_policy(setting, cap=CAP, pool_rows=POOL_ROWS, seed=3, is_off=True)
-    assert set(steps(policy, 50, accepts=True)) == {0}
+def further(seed, lengths):
+    return plan_of(RandomDepth(CAP, seed, stops=True, trims=True), lengths)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, CAP)), min_size=1, max_size=9))
+@checked
+def test_a_random_trim_stays_within_the_drafts_that_were_made(drawn):
+    lengths, counts = np.array(drawn).T
+    kept = further(3, lengths).trim(np.zeros((len(counts), CAP)), counts)
+    assert kept.dtype == np.int64 and (kept >= 0).all() and (kept <= counts).all()
+
+
+def test_random_stops_and_trims_follow_seed_and_length_whatever_else_runs():
+    lengths, counts = np.array([17, 4, 900, 4]), np.array([5, 8, 3, 8])
+    plan = further(5, lengths)
+    kept = plan.trim(np.zeros((4, CAP)), counts)
+    assert kept[1] == kept[3]
+    for i, length in enumerate(lengths):
+        alone = further(5, [length])
+        assert alone.trim(np.zeros((1, CAP)), counts[i : i + 1])[0] == kept[i]
+        for step in range(1, CAP):
+            members, seen = np.array([3, i]), np.zeros((2, step))
+            on = plan.goes_on(members, seen)
+            assert on.dtype == np.bool_
+            assert on[1] == alone.goes_on(np.array([0]), seen[:1])[0]
+
+
+@pytest.mark.parametrize("seed", [0, 7, -1])
+def test_one_chain_in_four_stops_at_each_step_whatever_it_did_before(seed):
+    """Independently of the depth at that length, too."""
+    plan = further(seed, range(MANY))
+    members = np.arange(MANY)
+    on = [plan.goes_on(members, np.zeros((MANY, step))) for step in (1, 2, 3)]
+    for step in on:
+        assert chisquare(np.bincount(step, minlength=2), [MANY / 4, 3 * MANY / 4]).pvalue > 1e-3
+    for one, other in ((on[0], on[1]), (on[1], on[2]), (on[0], plan.depths)):
+        pairs = np.zeros((2, CAP + 1))
+        np.add.at(pairs, (one.astype(int), other.astype(int)), 1)
+        assert chi2_contingency(pairs[:, pairs.any(axis=0)]).pvalue > 1e-3
+
+
+def test_any_number_of_drafts_may_be_withheld_and_often_none():
+    """More than half are verified whole: of 2 count + 1 draws those from count on."""
+    for count in (1, 3, CAP):
+        counts = np.full(MANY, count)
+        kept = further(11, range(MANY)).trim(np.zeros((MANY, CAP)), counts)
+        expected = np.full(count + 1, MANY / (2 * count + 1))
+        expected[-1] *= count + 1
+        assert chisquare(np.bincount(kept, minlength=count + 1), expected).pvalue > 1e-3

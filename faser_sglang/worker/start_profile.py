@@ -1,0 +1,259 @@
+"""What rounds cost on this machine with these models, measured through the worker itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from faser_sglang.control.cost import CostTable, RoundShape
+from faser_sglang.control.policy import Unlearning
+from faser_sglang.control.rounds import LOOKUP, MODEL, FixedPlan, Offer, RoundPlan
+from faser_sglang.control.types import IntArray
+from faser_sglang.worker.ledger import Ledger
+from faser_sglang.worker.origin import check_origin, origin_of
+
+if TYPE_CHECKING:
+    from faser_sglang.worker.faser_worker import FaserWorker
+
+logger = logging.getLogger(__name__)
+
+BUDGET_S = 12.0  # no further batch size is begun after that
+REPEATS = 3
+PROMPT, LONG_PROMPT = 48, 320  # tokens
+LONG_REQUESTS = 2
+GAP = 8  # rounds without drafts, for what catching up costs
+
+
+def cost_table(worker: FaserWorker) -> CostTable:
+    """The table that ``--faser-cost-table`` names, or a brief measurement; rank 0's for all."""
+    origin = origin_of(worker)
+    if worker.config.cost_table is not None:
+        table = CostTable.load(worker.config.cost_table)
+        check_origin(table.origin, origin, worker.config.cost_table)
+        return table
+    start = time.perf_counter()
+    table = replace(Profile(worker).measure(), origin=origin)
+    logger.info(
+        "FASER measured what rounds cost, in %.1f s (batches of %s); for --faser-cost-table, "
+        "python -m faser_sglang.profile does it at leisure.",
+        time.perf_counter() - start,
+        ", ".join(map(str, table.requests)),
+    )
+    return worker.agreement.value(table)
+
+
+class Scripted(Unlearning):
+    """A policy that is told the depth of the next round."""
+
+    def __init__(self, arm: int) -> None:
+        self.arm = arm
+        self.depth = 0
+        self.cost = self  # the timer reports to it
+        self.rounds: list[tuple[RoundShape, tuple[float, float, float]]] = []
+
+    def plan(self, rows: IntArray, lengths: IntArray, offer: Offer) -> RoundPlan:
+        return FixedPlan(np.full_like(rows, self.depth), np.full_like(rows, self.arm))
+
+    def observe(self, *timed: Any) -> None:
+        """A round's outcome, which says nothing here; or what the timer measured."""
+        if isinstance(timed[0], RoundShape):
+            self.rounds.append(timed)
+
+
+class Profile:
+    """Runs rounds of made-up requests, of growing batch size, and times them.
+
+    The requests hold slots of the pool like any others, and give all of them back.
+    """
+
+    def __init__(self, worker: FaserWorker, budget_s: float = BUDGET_S) -> None:
+        self.worker = worker
+        self.budget_s = budget_s
+        self.policy = Scripted(MODEL if worker.config.has_model else LOOKUP)
+        cap = worker.cap
+        self.depths = sorted({0, 1, 2, 3, 5, cap} & set(range(cap + 1)))
+        self.allocator = worker.token_to_kv_pool_allocator
+        self.tree = RadixCache(
+            CacheInitParams(
+                disable=True,
+                req_to_token_pool=worker.req_to_token_pool,
+                token_to_kv_pool_allocator=self.allocator,
+                page_size=self.allocator.page_size,
+            )
+        )
+        self.random = np.random.default_rng(0)
+
+    def measure(self) -> CostTable:
+        worker, free = self.worker, self.allocator.available_size()
+        planner = worker.planner
+        usual, planner.policy = planner.policy, self.policy
+        try:
+            short = self._sweep()
+            slope = self._context_slope(short)
+        finally:
+            planner.policy = usual
+            worker.ledger = Ledger()
+            worker.clear_cache_pool()
+            planner.timer.interrupt()
+        if self.allocator.available_size() != free:
+            raise RuntimeError(
+                f"the profile kept {free - self.allocator.available_size()} slots of the KV pool; "
+                "this is a defect of FASER, please report it"
+            )
+        return make_table(short, self.depths, slope)
+
+    def _sweep(self) -> list[tuple[RoundShape, tuple[float, float, float]]]:
+        start, batch = time.perf_counter(), None
+        for size in self._sizes():
+            more = self._prefill(size - (0 if batch is None else batch.batch_size()), PROMPT)
+            if batch is None:
+                batch = more
+            else:
+                batch.merge_batch(more)
+            for _ in range(REPEATS):
+                for depth in self.depths:
+                    self._round(batch, depth)
+            for _ in range(GAP):
+                self._round(batch, 0)
+            self._round(batch, 1)
+            self._round(batch, 0)  # so that the one before is reported
+            spent = time.perf_counter() - start
+            if self.worker.agreement.value(spent > self.budget_s):
+                break
+        self._release(batch)
+        return self.policy.rounds
+
+    def _sizes(self) -> Iterator[int]:
+        """1, 2, 4, … requests, as many as the server runs and the pool holds."""
+        size = 1
+        rounds = (REPEATS + 2) * len(self.depths) + GAP
+        each = PROMPT + rounds * 2 + 4 * (self.worker.cap + 1) + self.allocator.page_size
+        most = min(
+            self.worker.req_to_token_pool.available_size(), self.allocator.available_size() // each
+        )
+        while size < most:
+            yield size
+            size *= 2
+        if most >= 1:
+            yield most
+
+    def _context_slope(self, short: list[tuple[RoundShape, tuple[float, float, float]]]) -> float:
+        """Milliseconds of a pass for each request and further token of context."""
+        room = self.allocator.available_size() // LONG_REQUESTS - 8 * (self.worker.cap + 1)
+        tokens = min(LONG_PROMPT, room, self.worker.context_len - 4 * (self.worker.cap + 1))
+        usual = [r for r in short if r[0].requests == LONG_REQUESTS and r[0].drafts == 0]
+        if tokens < 2 * PROMPT or not usual:
+            return 0.0
+        self.policy.rounds = []
+        batch = self._prefill(LONG_REQUESTS, tokens)
+        for _ in range(2 * REPEATS + 1):
+            self._round(batch, 0)
+        self._release(batch)
+        long = self.policy.rounds[1:]
+        further = np.median([r[0].context for r in long]) - np.median([r[0].context for r in usual])
+        slower = np.median([r[1][1] for r in long]) - np.median([r[1][1] for r in usual])
+        return max(float(slower / further / LONG_REQUESTS), 0.0)
+
+    def _prefill(self, count: int, tokens: int) -> ScheduleBatch:
+        """``count`` new requests of made-up prompts."""
+        worker = self.worker
+        config = worker.target_worker.model_runner.model_config
+        reqs = []
+        for number in range(count):
+            params = SamplingParams(max_new_tokens=worker.context_len, temperature=0.0)
+            params.ignore_eos = True
+            params.normalize(None)
+            ids = self.random.integers(0, config.vocab_size, tokens)
+            req = Req(f"faser-profile-{number}", "", array("q", ids.tolist()), params)
+            req.full_untruncated_fill_ids = req.origin_input_ids
+            req.logprob_start_len = -1
+            req.extend_end = tokens
+            reqs.append(req)
+        batch = ScheduleBatch.init_new(
+            reqs,
+            worker.req_to_token_pool,
+            self.allocator,
+            self.tree,
+            config,
+            enable_overlap=False,
+            spec_algorithm=worker.target_worker.model_runner.spec_algorithm,
+        )
+        batch.prepare_for_extend()
+        batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device)
+        batch.prefill_input_ids_cpu = None
+        result = worker.forward_batch_generation(batch)
+        batch.spec_info = result.next_draft_input
+        batch.input_ids = None
+        self._note(batch, result.next_token_ids[:, None], np.zeros(count, np.int64))
+        return batch
+
+    def _round(self, batch: ScheduleBatch, depth: int) -> None:
+        """One decode round of ``depth`` drafts for every request."""
+        self.policy.depth = depth
+        batch.prepare_for_decode()
+        result = self.worker.forward_batch_generation(batch)
+        batch.spec_info = result.next_draft_input
+        batch.seq_lens = result.new_seq_lens
+        batch.seq_lens_cpu = result.new_seq_lens.to("cpu")
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        emitted = result.accept_lens.cpu().numpy()
+        self._note(batch, result.next_token_ids.reshape(len(batch.reqs), -1), emitted)
+
+    def _note(self, batch: ScheduleBatch, tokens: Any, emitted: IntArray) -> None:
+        """What SGLang's scheduler writes into requests when it reads a result."""
+        for req, row, count in zip(batch.reqs, tokens.tolist(), emitted.tolist(), strict=True):
+            req.output_ids.extend(row[: max(count, 1)])
+            req.kv.kv_committed_len += count
+
+    def _release(self, batch: ScheduleBatch) -> None:
+        for req in batch.reqs:
+            release_kv_cache(req, self.tree, checkpoint=False)
+
+
+def make_table(
+    rounds: list[tuple[RoundShape, tuple[float, float, float]]], depths: list[int], slope: float
+) -> CostTable:
+    """Medians of the rounds that were timed."""
+    by_shape: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
+    caught_up: list[tuple[int, int, float]] = []
+    for shape, times in rounds:
+        if shape.first_rows > GAP * shape.requests:
+            caught_up.append((shape.requests, shape.first_rows, times[0]))
+        else:
+            by_shape[shape.requests, shape.drafts // shape.requests].append(times)
+    sizes = sorted({size for size, _ in by_shape})
+    draft, verify, rest = (
+        {shape: float(np.median([t[phase] for t in times])) for shape, times in by_shape.items()}
+        for phase in range(3)
+    )
+    deeper = [depth for depth in depths if depth > 1]
+    step = {
+        size: np.median([(draft[size, d] - draft[size, 1]) / (d - 1) for d in deeper] or [0.0])
+        for size in sizes
+    }
+    catch_up = [
+        (ms - draft[size, 1]) / (rows - size) for size, rows, ms in caught_up if rows > size
+    ]
+    return CostTable(
+        requests=sizes,
+        windows=[depth + 1 for depth in depths],
+        verify=[[verify[size, depth] for depth in depths] for size in sizes],
+        first=[draft.get((size, 1), 0.0) for size in sizes],
+        step=[max(float(step[size]), 0.0) for size in sizes],
+        catch_up=max(float(np.median(catch_up or [0.0])), 0.0),
+        host=[float(np.median([rest[size, depth] for depth in depths])) for size in sizes],
+        context=float(np.median([shape.context for shape, _ in rounds])),
+        context_slope=slope,
+    )
