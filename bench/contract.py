@@ -51,6 +51,7 @@ COMMON = [
 ]  # fmt: skip
 SYNC = ["--disable-overlap-schedule"]
 RANDOM = ["--faser-depth", "random"]
+STOP_AND_TRIM = ("--faser-stop", "on", "--faser-trim", "on")
 PROMPTS = ["Seven brave sailors", "List the primes: 2, 3, 5, 7,", "a b c d a b c d a b c"]
 SCHEMA = json.dumps(
     {
@@ -77,7 +78,7 @@ PLANTED_IN = ("plain", "frequency_penalty", "regex", "ebnf")
 Case = tuple["Feature", bool, int, int]  # feature, whether sampled, number of the prompt, seed
 
 VARIANTS = {
-    "lm": Variant("tiny", "tiny-drafter"),
+    "lm": Variant("tiny", "tiny-drafter", STOP_AND_TRIM),
     "lm-sync": Variant("tiny", "tiny-drafter", tuple(SYNC)),
     "ngram": Variant("tiny", None, ("--faser-drafter", "ngram")),
     "ngram-sync": Variant("tiny", None, ("--faser-drafter", "ngram", *SYNC)),
@@ -87,7 +88,9 @@ VARIANTS = {
         None,
         ("--faser-drafter", "ngram", "--faser-depth", "5", "--max-running-requests", "8"),
     ),
-    "hybrid-sync": Variant("tiny-flat", "tiny-flat-eagle3", ("--faser-drafter", "hybrid", *SYNC)),
+    "hybrid-sync": Variant(
+        "tiny-flat", "tiny-flat-eagle3", ("--faser-drafter", "hybrid", *STOP_AND_TRIM, *SYNC)
+    ),
 }
 
 
@@ -247,7 +250,7 @@ def essence(answer: Any) -> Any:
     dropped = {
         "id", "created", "e2e_latency", "weight_version", "cached_tokens", "cached_tokens_details",
         "prompt_tokens_details", "metadata", "dp_rank", "total_retractions", "num_retractions",
-        "queue_time", "decode_throughput", "inference_time", "tool_calls_id", "sglext",
+        "queue_time", "decode_throughput", "inference_time", "tool_calls_id", "sglext", "faser",
     }  # fmt: skip
     if isinstance(answer, dict):
         return {

@@ -51,10 +51,12 @@ class Variant:
 
 
 RANDOM = ("--faser-depth", "random")
+# Chains end, and drafts are withheld from verification, at random too.
+ALL_RANDOM = (*RANDOM, "--faser-stop", "on", "--faser-trim", "on")
 NO_OVERLAP = (*RANDOM, "--disable-overlap-schedule")
 PAGE_16 = (*RANDOM, "--page-size", "16")
 NGRAM = (*RANDOM, "--faser-drafter", "ngram")
-HYBRID = (*RANDOM, "--faser-drafter", "hybrid")
+HYBRID = (*ALL_RANDOM, "--faser-drafter", "hybrid")
 # SGLang takes requests out of a running batch every seven passes, and starts them anew.
 RETRACT = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "7"))
 # Two ranks, each bound to a core; SGLang takes the cores from this variable.
@@ -65,16 +67,18 @@ VARIANTS: dict[str, Variant] = {
     "no-overlap": Variant(*LM, NO_OVERLAP),
     "page-16": Variant(*LM, PAGE_16),
     "auto": Variant(*LM, ("--faser-depth", "auto")),
+    "stop-and-trim": Variant(*LM, ALL_RANDOM),
     "off": Variant(*LM, ("--faser-mode", "off")),
     "short-draft-context": Variant(*LM, draft_context=128),
     "retraction": Variant(*LM, env=RETRACT),
-    "tp-2": Variant(*LM, (*RANDOM, "--tp-size", "2"), env=TP_2),
+    "tp-2": Variant(*LM, (*ALL_RANDOM, "--tp-size", "2"), env=TP_2),
     "ngram": Variant("tiny", None, NGRAM),
     "hybrid-lm": Variant(*LM, HYBRID),
     "eagle": Variant("tiny-flat", "tiny-flat-eagle"),
     "eagle3": Variant(*HEAD),
     "eagle3-no-overlap": Variant(*HEAD, NO_OVERLAP),
     "eagle3-page-16": Variant(*HEAD, PAGE_16),
+    "eagle3-stop-and-trim": Variant(*HEAD, ALL_RANDOM),
     "eagle3-auto": Variant(*HEAD, ("--faser-depth", "auto")),
     "eagle3-short-draft-context": Variant(*HEAD, draft_context=128),
     "hybrid": Variant(*HEAD, HYBRID),
