@@ -119,22 +119,22 @@ class PhaseClock:
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._rounds = 0
+        self.seconds: dict[str, float] = {}  # by phase, in the order in which they ran
+        self.rounds = 0  # begun
         self._last = 0.0
 
     def start(self) -> None:
         """A round begins."""
-        self._rounds += 1
+        self.rounds += 1
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
         """``phase`` ends now; the next one begins."""
         now = time.perf_counter()
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
     def snapshot(self) -> dict[str, float]:
-        """Milliseconds a round by phase, in the order in which they ran."""
-        rounds = max(self._rounds, 1)
-        return {phase: round(1e3 * s / rounds, 3) for phase, s in self._seconds.items()}
+        """Milliseconds a round by phase."""
+        rounds = max(self.rounds, 1)
+        return {phase: round(1e3 * s / rounds, 3) for phase, s in self.seconds.items()}

@@ -70,6 +70,7 @@ def install(process: str) -> None:
 def _runtime_hooks() -> list[Hook]:
     from faser_sglang.hooks import (
         accept_rate,
+        decode_report,
         draft_context,
         last_loc,
         req_to_token_rows,
@@ -84,6 +85,7 @@ def _runtime_hooks() -> list[Hook]:
 
     return [
         accept_rate.HOOK,
+        *decode_report.HOOKS,
         draft_context.HOOK,
         last_loc.HOOK,
         req_to_token_rows.HOOK,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
 
+    from faser_sglang.worker.round_report import RoundReport
+
 
 class FaserWorker(BaseSpecWorker):
     """What SGLang's scheduler drives instead of the target's worker."""
@@ -59,6 +61,7 @@ class FaserWorker(BaseSpecWorker):
         self.planner: Planner | None = None
         self.ledger = Ledger()
         self.clock = PhaseClock()
+        self.report: RoundReport | None = None  # filled by hooks/decode_report
         self.confidence = ConfidenceTally(target_worker.model_runner.device)
         self._streams = torch.get_device_module(target_worker.model_runner.device)
         self._stream: Any | None = None  # where the scheduler runs the passes
@@ -111,6 +114,11 @@ class FaserWorker(BaseSpecWorker):
     def is_off(self) -> bool:
         """Nothing is ever drafted."""
         return self.planner.is_off
+
+    @property
+    def mode(self) -> str:
+        """How rounds run: "off" or "serial"."""
+        return "off" if self.is_off else "serial"
 
     @property
     def spec_v2_attn_backends(self) -> tuple:
@@ -246,7 +254,7 @@ class FaserWorker(BaseSpecWorker):
         """Resolved values and counters, for ``/server_info``."""
         return {
             **asdict(self.config),
-            "mode": "off" if self.is_off else "serial",
+            "mode": self.mode,
             "drafter": self.drafter.kind,
             "depth_cap": self.cap,
             "draft_context": min(self.drafter.context_len, self.context_len),
