@@ -47,7 +47,7 @@ SHIMMED = {"PYTHONPATH": os.pathsep.join([str(SHIMS), os.environ.get("PYTHONPATH
 COMMON = [
     "--dtype", "float32", "--random-seed", "7", "--max-total-tokens", "12000",
     "--context-length", "512", "--chunked-prefill-size", "64", "--enable-custom-logit-processor",
-    "--enable-return-hidden-states",
+    "--enable-return-hidden-states", "--reasoning-parser", "qwen3",
 ]  # fmt: skip
 SYNC = ["--disable-overlap-schedule"]
 RANDOM = ["--faser-depth", "random"]
@@ -60,6 +60,7 @@ SCHEMA = json.dumps(
         "required": ["name", "age"],
     }
 )
+END_OF_THOUGHT = [9617, 17400, 46]  # "</think>" in the demo's vocabulary
 GRAMMAR = 'root ::= item ("," item)*\nitem ::= [a-f]+ ":" [0-9]'
 
 
@@ -115,13 +116,24 @@ def processor(name: str) -> str:
     if name == "no-repeat":
         return library.DeepseekOCRNoRepeatNGramLogitProcessor.to_str()
 
+    class EndReasoning(library.CustomLogitProcessor):
+        """Forces ``token_ids`` at a place of the output: a random model would never end."""
+
+        def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
+            for row, params in zip(logits, custom_param_list, strict=True):
+                place = len(params["__req__"].output_ids) - params["place"]
+                if 0 <= place < len(params["token_ids"]):
+                    row[:] = -float("inf")
+                    row[params["token_ids"][place]] = 0.0
+            return logits
+
     class Ban(library.CustomLogitProcessor):
         def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
             for row, params in zip(logits, custom_param_list, strict=True):
                 row[params["token_id"]] = -float("inf")
             return logits
 
-    return Ban.to_str()
+    return {"ban": Ban, "end-reasoning": EndReasoning}[name].to_str()
 
 
 def features(plain: dict[str, Any]) -> Iterable[Feature]:
@@ -164,6 +176,13 @@ def features(plain: dict[str, Any]) -> Iterable[Feature]:
     seen = {"custom_logit_processor": processor("no-repeat")}
     windows = {"custom_params": {"ngram_size": 2, "window_size": 90}}
     yield Feature("custom logit processor that reads the output", windows, seen)
+    thought = {"custom_logit_processor": processor("end-reasoning")}
+    end = {"custom_params": {"token_ids": END_OF_THOUGHT, "place": 7}}
+    yield Feature(
+        "json_schema behind reasoning",
+        {"json_schema": SCHEMA, **end},
+        {**thought, "require_reasoning": True},
+    )
     hidden = ("eagle3", "hybrid")
     yield Feature("hidden states", {}, {"return_hidden_states": True}, unserved=hidden)
     yield Feature("stream", {}, {"stream": True})
@@ -173,7 +192,11 @@ def features(plain: dict[str, Any]) -> Iterable[Feature]:
 
 def openai_features() -> Iterable[Feature]:
     """The same server through the OpenAI API; parameters lie in the body itself."""
-    chat = {"messages": [{"role": "user", "content": "Seven brave sailors"}], "model": "m"}
+    chat = {
+        "messages": [{"role": "user", "content": "Seven brave sailors"}],
+        "model": "m",
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
     name = {"name": "f", "schema": json.loads(SCHEMA)}
     tool = {
         "type": "function",
@@ -189,6 +212,13 @@ def openai_features() -> Iterable[Feature]:
     formatted = {"response_format": {"type": "json_schema", "json_schema": name}}
     yield Feature("chat json_schema", {}, {**chat, **formatted}, route)
     yield Feature("chat tools", {}, {**chat, "tools": [tool], "tool_choice": "required"}, route)
+    thought = {
+        "chat_template_kwargs": {"enable_thinking": True},
+        "custom_logit_processor": processor("end-reasoning"),
+        "custom_params": {"token_ids": END_OF_THOUGHT, "place": 4},
+    }
+    yield Feature("chat reasoning", {}, {**chat, **thought}, route)
+    yield Feature("chat reasoning, json_schema", {}, {**chat, **thought, **formatted}, route)
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     yield Feature("chat stream", {}, {**chat, **usage}, route)
     text = {"prompt": "a b c d a b c d", "model": "m"}
