@@ -35,8 +35,9 @@ class FaserConfig:
 
     ``depth`` is "auto" (what brings the most tokens for its time), "random" (tests), or a number
     of draft tokens for every request. ``stop`` and ``trim`` are on with depth auto, off with
-    others, where they say auto. ``token_limit`` is in milliseconds. ``model_kind`` is no flag:
-    start-up resolves it once, and every process finds the same answer here. Raises
+    others, where they say auto. ``token_limit`` is in milliseconds. ``model_kind`` and ``profile``
+    are no flags: the former start-up resolves once, and every process finds the same answer here;
+    the latter ``python -m faser_sglang.profile`` sets, see ``worker/start_profile.Effort``. Raises
     FaserConfigError for any other value.
     """
 
@@ -49,6 +50,7 @@ class FaserConfig:
     cost_table: str | None = None
     trace: str | None = None
     model_kind: str = dataclasses.field(default="", metadata={"is_flag": False})
+    profile: dict[str, Any] | None = dataclasses.field(default=None, metadata={"is_flag": False})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", str(self.depth))
@@ -189,15 +191,24 @@ def _parse(text: str) -> FaserConfig:
 
 def resolve_model_kind(kind: str) -> FaserConfig:
     """Record what the draft checkpoint is, for this process and those that it starts."""
-    given = json.loads(os.environ.get(CARRIER) or "{}") | {"model_kind": kind}
-    config = FaserConfig(**given)
-    _write(given)
-    return config
+    return _add({"model_kind": kind})
+
+
+def ask_profile(**effort: Any) -> FaserConfig:
+    """Let the next Engine of this process measure a cost table (``start_profile.Effort``)."""
+    return _add({"profile": effort})
 
 
 def _flags() -> list[dataclasses.Field]:
     fields = dataclasses.fields(FaserConfig)
     return [field for field in fields if field.metadata.get("is_flag", True)]
+
+
+def _add(more: Mapping[str, Any]) -> FaserConfig:
+    given = json.loads(os.environ.get(CARRIER) or "{}") | more
+    config = FaserConfig(**given)
+    _write(given)
+    return config
 
 
 def _write(given: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ def validate(server_args: Any) -> None:
     settings = config.load()
     refuse_flags(server_args)
     settings.check_cap(depth_cap(server_args))
+    check_files(server_args, settings)
     kind = check_draft(server_args, settings.drafter)
     check_window(server_args, kind)
     config.resolve_model_kind(kind)
     flags.warn(server_args)
+    for sentence in without_effect(settings, depth_cap(server_args)):
+        logger.warning("FASER: %s", sentence)
     hooks.install("launcher")
 
 
@@ -72,6 +76,55 @@ def check_draft(args: Any, drafter: str) -> str:
             "leave the flag out, FASER sees the kind by itself."
         )
     return kind
+
+
+def check_files(args: Any, settings: config.FaserConfig) -> None:
+    """Refuse a cost table that cannot be used, and a trace that cannot be written."""
+    if settings.cost_table is not None:
+        from faser_sglang.control.cost import CostTable
+        from faser_sglang.worker.origin import check_origin, launch_origin
+
+        table = CostTable.load(settings.cost_table)
+        check_origin(table.origin, launch_origin(args), settings.cost_table)
+    if settings.trace is not None:
+        reason = _unwritable(Path(settings.trace))
+        if reason:
+            raise ValueError(
+                f"--faser-trace {settings.trace} cannot be written: {reason}; name a file in a "
+                "folder that exists and may be written to."
+            )
+
+
+def _unwritable(file: Path) -> str | None:
+    """Why ``file`` cannot be written, if so; nothing is left behind."""
+    if file.is_dir():
+        return "it is a folder"
+    if not file.parent.is_dir():
+        return f"there is no folder {file.parent}"
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        return "this user may not"
+    return None
+
+
+def without_effect(settings: config.FaserConfig, cap: int) -> list[str]:
+    """A sentence for each --faser-* flag that the others leave without effect."""
+    is_off = settings.mode == "off" or cap == 0
+    why_off = "with --faser-mode off" if settings.mode == "off" else "at --speculative-num-steps 0"
+    depth = f"with --faser-depth {settings.depth}"
+    fixed = settings.depth != "auto"
+    measures = settings.depth != "random" and (not fixed or settings.stops or settings.trims)
+    idle = []
+    if settings.cost_table is not None and (is_off or not measures):
+        idle.append(("--faser-cost-table", why_off if is_off else depth))
+    if settings.token_limit is not None and (is_off or fixed):
+        idle.append(("--faser-token-limit", why_off if is_off else depth))
+    if is_off and fixed:
+        idle.append(("--faser-depth", why_off))
+    if settings.stop == "on" and (is_off or settings.drafter == "ngram"):
+        idle.append(("--faser-stop", why_off if is_off else "with --faser-drafter ngram"))
+    if settings.trim == "on" and is_off:
+        idle.append(("--faser-trim", why_off))
+    return [f"{flag} has no effect {why}." for flag, why in idle]
 
 
 def check_window(args: Any, kind: str) -> None:

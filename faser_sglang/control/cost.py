@@ -79,11 +79,15 @@ class CostTable:
     def load(cls, path: str | Path) -> CostTable:
         """Raises CostTableError where the file is missing or is no cost table."""
         try:
-            return cls(**json.loads(Path(path).read_text()))
+            table = cls(**json.loads(Path(path).read_text()))
+            if not isinstance(table.origin, dict):
+                raise CostTableError("its origin is no record.")
+            return table
         except (OSError, TypeError, ValueError) as error:
+            what = error.strerror if isinstance(error, OSError) else str(error)
             raise CostTableError(
-                f"--faser-cost-table {path} cannot be used: {error} A table is written by "
-                "python -m faser_sglang.profile."
+                f"--faser-cost-table {path} cannot be used ({str(what).rstrip('.')}); "
+                "python -m faser_sglang.profile writes such a file."
             ) from error
 
 

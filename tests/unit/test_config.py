@@ -16,7 +16,8 @@ from faser_sglang import config
 from faser_sglang.config import FaserConfig, FaserConfigError, configure
 
 ROOT = Path(__file__).parents[2]
-FLAG_FIELDS = [field for field in dataclasses.fields(FaserConfig) if field.name != "model_kind"]
+NO_FLAGS = ("model_kind", "profile")
+FLAG_FIELDS = [field for field in dataclasses.fields(FaserConfig) if field.name not in NO_FLAGS]
 FLAGS = [f"--faser-{field.name.replace('_', '-')}" for field in FLAG_FIELDS]
 
 
@@ -361,3 +362,14 @@ def test_the_drafter_and_the_kind_say_what_drafts(drafter, kind, looks_up, has_m
     settled = FaserConfig(drafter=drafter, model_kind=kind)
     found = (settled.looks_up, settled.has_model, settled.is_head)
     assert found == (looks_up, has_model, is_head)
+
+
+def test_a_profile_that_is_asked_for_travels_beside_the_flags():
+    configure(drafter="hybrid")
+    config.resolve_model_kind("lm")
+    asked = config.ask_profile(output="cost.json", repeats=9)
+    assert config.load() == asked
+    assert asked.profile == {"output": "cost.json", "repeats": 9}
+    assert (asked.drafter, asked.model_kind) == ("hybrid", "lm")
+    configure()
+    assert config.load().profile is None

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,15 +10,19 @@ import torch
 from safetensors.torch import save_file
 
 from faser_sglang import config, validation
+from faser_sglang.control.cost import CostTable
 from faser_sglang.validation import (
     check_draft,
+    check_files,
     check_fit,
     check_window,
     checkpoint_kind,
     read_vocabulary,
     refuse_flags,
     validate,
+    without_effect,
 )
+from faser_sglang.worker.origin import cpu_name
 from tests.support.arguments import flags, refused
 
 WORDS = {"a": 0, "b": 1, "c": 2, "d": 3}
@@ -544,3 +549,134 @@ def test_a_refused_window_leaves_the_kind_of_the_model_open(model, target, insta
     )
     refused(validate, args)
     assert config.load().model_kind == "" and installed == []
+
+
+# -- cost table and trace ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Makes the file of a cost table, measured with ``origin``."""
+
+    def make(**origin):
+        CostTable(
+            requests=[1], windows=[1], verify=[[1.0]], first=[0.0], step=[0.0], catch_up=0.0,
+            host=[0.1], origin=origin,
+        ).save(tmp_path / "cost.json")  # fmt: skip
+        return str(tmp_path / "cost.json")
+
+    return make
+
+
+def with_table(path, **args):
+    check_files(flags(model_path="m", **args), config.FaserConfig(cost_table=path))
+
+
+def test_a_table_of_the_models_to_be_served_is_taken(table):
+    models = {"model": "m", "draft_model": "d", "tp_size": 1}
+    with_table(table(**models), speculative_draft_model_path="d", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"model": "other"}, "model other (here m)"),
+        ({"draft_model": "other"}, "draft_model other (here d)"),
+        ({"tp_size": 2}, "tp_size 2 (here 1)"),
+        ({"device": "a 486"}, "device a 486"),
+    ],
+)
+def test_a_table_of_something_else_is_refused_before_processes_start(said, named, table):
+    here = {"model": "m", "draft_model": "d", "tp_size": 1, "device": cpu_name()}
+    path = table(**{**here, **said})
+    assert named in refused(with_table, path, speculative_draft_model_path="d", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "{", "[]", "3", '{"requests": [1]}', '{"unknown": 1}', "\udcff"],
+    ids=repr,
+)
+def test_a_file_that_is_no_cost_table_is_refused_in_a_sentence(content, tmp_path):
+    path = tmp_path / "cost.json"
+    if content is not None:
+        path.write_text(content, errors="surrogateescape")
+    message = refused(with_table, str(path))
+    assert f"--faser-cost-table {path} cannot be used" in message
+    assert "python -m faser_sglang.profile" in message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"verify": [[-1.0]]}, {"requests": [2, 1]}, {"host": ["x"]}, {"origin": 3}, {"windows": 1}],
+    ids=repr,
+)
+def test_a_cost_table_with_senseless_numbers_is_refused_in_a_sentence(change, table):
+    path = table()
+    content = json.loads(Path(path).read_text()) | change
+    Path(path).write_text(json.dumps(content))
+    assert "--faser-cost-table" in refused(with_table, path)
+
+
+def test_validate_looks_at_the_table_before_it_reads_a_model(installed):
+    config.configure(cost_table="nowhere.json")
+    args = flags(model_path="nowhere", speculative_draft_model_path="nowhere")
+    assert "--faser-cost-table nowhere.json" in refused(validate, args)
+    assert installed == []
+
+
+def test_a_trace_goes_to_a_file_that_can_be_written(tmp_path, monkeypatch):
+    def check(trace):
+        check_files(flags(), config.FaserConfig(trace=str(trace)))
+
+    check(tmp_path / "trace.jsonl")
+    assert list(tmp_path.iterdir()) == []
+    for wrong, why in ((tmp_path, "it is a folder"), (tmp_path / "no" / "t", "there is no folder")):
+        message = refused(check, wrong)
+        assert f"--faser-trace {wrong}" in message and why in message
+    monkeypatch.setattr(validation.os, "access", lambda *_: False)  # root may write anywhere
+    assert "may not" in refused(check, tmp_path / "trace.jsonl")
+
+
+# -- flags that others leave without effect ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({}, []),
+        ({"cost_table": "t", "token_limit": 5, "stop": "on", "trim": "off", "trace": "t"}, []),
+        ({"depth": 3}, []),
+        ({"depth": 3, "trim": "on", "cost_table": "t"}, []),
+        ({"depth": "random", "stop": "on", "trim": "on"}, []),
+        ({"drafter": "ngram", "trim": "on"}, []),
+        ({"depth": 3, "cost_table": "t"}, ["--faser-cost-table … with --faser-depth 3"]),
+        ({"depth": "random", "trim": "on", "cost_table": "t"}, ["--faser-cost-table … random"]),
+        ({"depth": 3, "trim": "on", "token_limit": 5}, ["--faser-token-limit … --faser-depth 3"]),
+        ({"drafter": "ngram", "stop": "on"}, ["--faser-stop … --faser-drafter ngram"]),
+        (
+            {"mode": "off", "depth": 2, "cost_table": "t", "token_limit": 5, "trim": "on"},
+            [
+                "--faser-cost-table … --faser-mode off",
+                "--faser-token-limit … --faser-mode off",
+                "--faser-depth … --faser-mode off",
+                "--faser-trim … --faser-mode off",
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_a_flag_without_effect_beside_others_is_said(values, named):
+    said = without_effect(config.FaserConfig(**values), cap=8)
+    assert len(said) == len(named)
+    for sentence, parts in zip(said, named, strict=True):
+        flag, why = parts.split(" … ")
+        assert sentence.startswith(f"{flag} has no effect") and sentence.endswith(f"{why}.")
+
+
+def test_nothing_has_an_effect_where_no_step_is_drafted(model, target, installed, warnings):
+    config.configure(trim="on")
+    draft = model("draft", num_hidden_layers=8)
+    args = {"model_path": target, "speculative_draft_model_path": draft}
+    validate(flags(**args, speculative_num_steps=0))
+    assert warnings() == ["FASER: --faser-trim has no effect at --speculative-num-steps 0."]
