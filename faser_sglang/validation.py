@@ -87,7 +87,7 @@ def check_files(args: Any, settings: config.FaserConfig) -> None:
         table = CostTable.load(settings.cost_table)
         check_origin(table.origin, launch_origin(args), settings.cost_table)
     if settings.trace is not None:
-        reason = _unwritable(Path(settings.trace))
+        reason = unwritable(Path(settings.trace))
         if reason:
             raise ValueError(
                 f"--faser-trace {settings.trace} cannot be written: {reason}; name a file in a "
@@ -95,7 +95,7 @@ def check_files(args: Any, settings: config.FaserConfig) -> None:
             )
 
 
-def _unwritable(file: Path) -> str | None:
+def unwritable(file: Path) -> str | None:
     """Why ``file`` cannot be written, if so; nothing is left behind."""
     if file.is_dir():
         return "it is a folder"

@@ -24,6 +24,11 @@ class Agreement:
         self.group = group
         self.is_alone = group.world_size == 1
 
+    @property
+    def is_first(self) -> bool:
+        """This rank's word is everyone's."""
+        return self.is_alone or self.group.rank_in_group == 0
+
     def plan(self, plan: RoundPlan) -> RoundPlan:
         """The round's plan, whose further decisions are then rank 0's too."""
         return plan if self.is_alone else AgreedPlan(plan, self)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,42 +16,63 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.sampling.sampling_params import SamplingParams
+from tqdm import tqdm
 
 from faser_sglang.control.cost import CostTable, RoundShape
 from faser_sglang.control.policy import Unlearning
 from faser_sglang.control.rounds import LOOKUP, MODEL, FixedPlan, Offer, RoundPlan
 from faser_sglang.control.types import IntArray
 from faser_sglang.worker.ledger import Ledger
-from faser_sglang.worker.origin import check_origin, origin_of
+from faser_sglang.worker.origin import check_origin, made, origin_of
 
 if TYPE_CHECKING:
     from faser_sglang.worker.faser_worker import FaserWorker
 
 logger = logging.getLogger(__name__)
 
-BUDGET_S = 12.0  # no further batch size is begun after that
-REPEATS = 3
 PROMPT, LONG_PROMPT = 48, 320  # tokens
+GROWTH = 96  # tokens that a request may grow by before a new one takes its place
 LONG_REQUESTS = 2
+PREFILL = 2048  # tokens at once
 GAP = 8  # rounds without drafts, for what catching up costs
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: in brief at start-up, else as ``faser_sglang.profile`` asks.
+
+    ``repeats`` rounds of each shape, on batches of up to ``max_batch`` requests; after
+    ``budget_s`` only what a table needs. ``output`` is where the table is to be written.
+    """
+
+    repeats: int = 3
+    max_batch: int | None = None
+    budget_s: float = 10.0
+    output: str | None = None
+
+
 def cost_table(worker: FaserWorker) -> CostTable:
-    """The table that ``--faser-cost-table`` names, or a brief measurement; rank 0's for all."""
+    """The table that ``--faser-cost-table`` names, or a measurement; rank 0's for all."""
     origin = origin_of(worker)
     if worker.config.cost_table is not None:
         table = CostTable.load(worker.config.cost_table)
         check_origin(table.origin, origin, worker.config.cost_table)
         return table
+    effort = Effort(**(worker.config.profile or {}))
     start = time.perf_counter()
-    table = replace(Profile(worker).measure(), origin=origin)
+    table = replace(Profile(worker, effort).measure(), origin=origin | made())
+    table = worker.agreement.value(table)
+    if effort.output is not None:
+        if worker.agreement.is_first:
+            table.save(effort.output)
+        return table
     logger.info(
         "FASER measured what rounds cost, in %.1f s (batches of %s); for --faser-cost-table, "
         "python -m faser_sglang.profile does it at leisure.",
         time.perf_counter() - start,
         ", ".join(map(str, table.requests)),
     )
-    return worker.agreement.value(table)
+    return table
 
 
 class Scripted(Unlearning):
@@ -78,13 +99,27 @@ class Profile:
     The requests hold slots of the pool like any others, and give all of them back.
     """
 
-    def __init__(self, worker: FaserWorker, budget_s: float = BUDGET_S) -> None:
+    def __init__(self, worker: FaserWorker, effort: Effort | None = None) -> None:
         self.worker = worker
-        self.budget_s = budget_s
+        self.effort = effort or Effort()
         self.policy = Scripted(MODEL if worker.config.has_model else LOOKUP)
         cap = worker.cap
-        self.depths = sorted({0, 1, 2, 3, 5, cap} & set(range(cap + 1)))
+        at_leisure = self.effort.output is not None
+        self.depths = list(range(cap + 1)) if at_leisure else sorted({*range(4), 5, cap})
+        self.depths = [depth for depth in self.depths if depth <= cap]
         self.allocator = worker.token_to_kv_pool_allocator
+        self.window = 4 * (cap + 1) + self.allocator.page_size  # what a round reserves, at most
+        in_pool = self.allocator.available_size() - self.window
+        room = min(worker.context_len - (cap + 2), in_pool)
+        self.gap_growth = GAP + 2 + cap + 1  # of a request while catching up is measured
+        if room <= self.gap_growth:
+            raise ValueError(
+                f"a context of {worker.context_len} tokens in a KV pool of "
+                f"{self.allocator.available_size()} is too short to measure what rounds cost; give "
+                "a number to --faser-depth."
+            )
+        self.prompt = min(PROMPT, max(room // 2, 1), room - self.gap_growth)
+        self.longest = min(self.prompt + GROWTH, room)
         self.tree = RadixCache(
             CacheInitParams(
                 disable=True,
@@ -94,6 +129,11 @@ class Profile:
             )
         )
         self.random = np.random.default_rng(0)
+        self.bar = tqdm(
+            total=len(self._sizes()) * (self.effort.repeats + 1) + 1,
+            desc="FASER measures rounds",
+            disable=not (at_leisure and worker.agreement.is_first),
+        )
 
     def measure(self) -> CostTable:
         worker, free = self.worker, self.allocator.available_size()
@@ -107,6 +147,7 @@ class Profile:
             worker.ledger = Ledger()
             worker.clear_cache_pool()
             planner.timer.interrupt()
+            self.bar.close()
         if self.allocator.available_size() != free:
             raise RuntimeError(
                 f"the profile kept {free - self.allocator.available_size()} slots of the KV pool; "
@@ -115,52 +156,64 @@ class Profile:
         return make_table(short, self.depths, slope)
 
     def _sweep(self) -> list[tuple[RoundShape, tuple[float, float, float]]]:
-        start, batch = time.perf_counter(), None
+        over = time.perf_counter() + self.effort.budget_s
+        batch, lasts = None, 0.0  # lasts: seconds of a batch's rounds of each depth
+
+        def has_time(seconds: float) -> bool:
+            return bool(self.worker.agreement.value(time.perf_counter() + seconds < over))
+
         for size in self._sizes():
-            more = self._prefill(size - (0 if batch is None else batch.batch_size()), PROMPT)
-            if batch is None:
-                batch = more
-            else:
-                batch.merge_batch(more)
-            for _ in range(REPEATS):
+            if batch is not None:
+                if not has_time(3 * lasts):  # larger by half or more, and it catches up too
+                    break
+                self._release(batch)
+            batch = self._begin(size)
+            for repeat in range(self.effort.repeats):
+                if repeat and not has_time(lasts):
+                    break
+                start = time.perf_counter()
                 for depth in self.depths:
-                    self._round(batch, depth)
-            for _ in range(GAP):
-                self._round(batch, 0)
-            self._round(batch, 1)
-            self._round(batch, 0)  # so that the one before is reported
-            spent = time.perf_counter() - start
-            if self.worker.agreement.value(spent > self.budget_s):
-                break
+                    batch = self._round(batch, depth)
+                lasts = time.perf_counter() - start
+                self.bar.update()
+            batch = self._catch_up(batch)
+            self.bar.update()
         self._release(batch)
         return self.policy.rounds
 
-    def _sizes(self) -> Iterator[int]:
+    def _catch_up(self, batch: ScheduleBatch) -> ScheduleBatch:
+        """A drafting round behind ``GAP`` rounds without."""
+        batch = self._renew(batch, self.gap_growth)
+        # The rounds before it grow requests by a token each, so none of them is replaced here.
+        for depth in [0] * GAP + [1, 0]:  # the last, so that the one before is reported
+            batch = self._round(batch, depth)
+        return batch
+
+    def _sizes(self) -> list[int]:
         """1, 2, 4, … requests, as many as the server runs and the pool holds."""
-        size = 1
-        rounds = (REPEATS + 2) * len(self.depths) + GAP
-        each = PROMPT + rounds * 2 + 4 * (self.worker.cap + 1) + self.allocator.page_size
         most = min(
-            self.worker.req_to_token_pool.available_size(), self.allocator.available_size() // each
+            self.worker.req_to_token_pool.available_size(),
+            self.allocator.available_size() // (self.longest + self.window),
+            self.effort.max_batch or sys.maxsize,
         )
-        while size < most:
-            yield size
-            size *= 2
-        if most >= 1:
-            yield most
+        powers = [1 << power for power in range(most.bit_length())]
+        return sorted({*powers, max(most, 1)})
 
     def _context_slope(self, short: list[tuple[RoundShape, tuple[float, float, float]]]) -> float:
         """Milliseconds of a pass for each request and further token of context."""
-        room = self.allocator.available_size() // LONG_REQUESTS - 8 * (self.worker.cap + 1)
-        tokens = min(LONG_PROMPT, room, self.worker.context_len - 4 * (self.worker.cap + 1))
+        room = min(self.allocator.available_size() // LONG_REQUESTS, self.worker.context_len)
+        rounds = 2 * self.effort.repeats + 1
+        tokens = min(LONG_PROMPT, room - self.window - rounds)
         usual = [r for r in short if r[0].requests == LONG_REQUESTS and r[0].drafts == 0]
-        if tokens < 2 * PROMPT or not usual:
+        if tokens < 2 * self.longest or not usual:
             return 0.0
         self.policy.rounds = []
         batch = self._prefill(LONG_REQUESTS, tokens)
-        for _ in range(2 * REPEATS + 1):
-            self._round(batch, 0)
+        self.longest = tokens + rounds + self.worker.cap + 1
+        for _ in range(rounds):
+            batch = self._round(batch, 0)
         self._release(batch)
+        self.bar.update()
         long = self.policy.rounds[1:]
         further = np.median([r[0].context for r in long]) - np.median([r[0].context for r in usual])
         slower = np.median([r[1][1] for r in long]) - np.median([r[1][1] for r in usual])
@@ -199,8 +252,30 @@ class Profile:
         self._note(batch, result.next_token_ids[:, None], np.zeros(count, np.int64))
         return batch
 
-    def _round(self, batch: ScheduleBatch, depth: int) -> None:
+    def _begin(self, size: int) -> ScheduleBatch:
+        """New requests, by prefills that no server is too small for."""
+        piece = max(PREFILL // self.prompt, 1)
+        batch = self._prefill(min(size, piece), self.prompt)
+        while batch.batch_size() < size:
+            batch.merge_batch(self._prefill(min(size - batch.batch_size(), piece), self.prompt))
+        return batch
+
+    def _renew(self, batch: ScheduleBatch, growth: int) -> ScheduleBatch:
+        """``batch``, or new requests in its place where it has no room to grow by so much."""
+        if int(batch.seq_lens_cpu.max()) + growth <= self.longest:
+            return batch
+        size = batch.batch_size()
+        self._run(batch, 0)  # so that the round before is timed
+        self._release(batch)
+        return self._begin(size)
+
+    def _round(self, batch: ScheduleBatch, depth: int) -> ScheduleBatch:
         """One decode round of ``depth`` drafts for every request."""
+        batch = self._renew(batch, self.worker.cap + 1)
+        self._run(batch, depth)
+        return batch
+
+    def _run(self, batch: ScheduleBatch, depth: int) -> None:
         self.policy.depth = depth
         batch.prepare_for_decode()
         result = self.worker.forward_batch_generation(batch)

@@ -1,0 +1,1 @@
+"""``python -m faser_sglang.profile``: measures what rounds cost, at leisure."""
