@@ -93,7 +93,7 @@ def _runtime_hooks() -> list[Hook]:
         *request_account.HOOKS,
         request_checks.HOOK,
         reserved_tokens.HOOK,
-        run_time_switch.HOOK,
+        *run_time_switch.HOOKS,
         server_info.HOOK,
         *weight_updates.HOOKS,
     ]
