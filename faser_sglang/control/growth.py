@@ -70,21 +70,22 @@ class Growth:
     """
 
     def __init__(self) -> None:
-        self._sources: dict[int, object] = {}  # held, so that a new one is known as new
-        self._most: dict[Key, float] = {}
+        # By part: its source, held so that a new one is known as new, and the most of each sum.
+        self._parts: dict[int, tuple[object, dict[Key, float]]] = {}
 
     def take(self, parts: Iterable[tuple[object, Mapping[Key, float]]]) -> dict[Key, float]:
         """What the sums of each part grew by since the last call; those that grew only.
 
-        A part whose source is another object than the last time has started at zero.
+        A part whose source is another object than the last time has started at zero, also in the
+        sums that the new source does not have yet.
         """
         grown = {}
         for number, (source, sums) in enumerate(parts):
-            is_new = self._sources.get(number) is not source
-            self._sources[number] = source
+            if number not in self._parts or self._parts[number][0] is not source:
+                self._parts[number] = source, {}
+            most = self._parts[number][1]
             for key, value in sums.items():
-                most = 0.0 if is_new else self._most.get(key, 0.0)
-                if value > most:
-                    grown[key] = value - most
-                self._most[key] = max(value, most)
+                if value > most.get(key, 0.0):
+                    grown[key] = value - most.get(key, 0.0)
+                most[key] = max(value, most.get(key, 0.0))
         return grown
