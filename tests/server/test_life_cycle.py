@@ -9,6 +9,7 @@ import pytest
 import requests
 
 from bench import parity
+from launch import demo_models
 
 pytestmark = [pytest.mark.server, pytest.mark.models]
 
@@ -48,15 +49,25 @@ def test_requests_go_on_behind_a_pause_as_if_there_had_been_none(
     assert got == expected
 
 
-def test_a_weight_update_keeps_answers_and_drafts_right(tiny_servers, tiny_models):
-    base, faser = tiny_servers
+@pytest.mark.parametrize("which", ["lm", "hybrid"])
+def test_a_weight_update_keeps_answers_and_drafts_right(tiny_servers, head_servers, which):
+    """The target's weights from disk; the draft, of which there are none, keeps its own."""
+    pairs = {"lm": tiny_servers, "hybrid": (head_servers["none"], head_servers["hybrid"])}
+    model = demo_models.build({"lm": "tiny", "hybrid": "tiny-flat"}[which])
+    base, faser = pairs[which]
     expected = answers(base)
-    body = {"model_path": tiny_models[0], "flush_cache": True}
+    parity.flush(faser)
+    assert answers(faser) == expected
+    before = faser.faser()["counters"]
+    body = {"model_path": str(model), "flush_cache": True}
     reply = faser.post("/update_weights_from_disk", body)
     assert reply.status_code == 200 and reply.json()["success"], reply.text
     assert answers(faser) == expected
-    counters = faser.faser()["counters"]
-    assert counters["accepted"] > 0
+    after = faser.faser()["counters"]
+    assert after["accepted"] > 0
+    if which == "lm":  # whose server takes no requests out of the batch: the very same rounds
+        assert after["accepted_by_position"] == before["accepted_by_position"]
+    assert "draft model keeps its weights" in faser.log.read_text()
 
 
 def test_health_and_information_are_answered_while_requests_run(tiny_servers):

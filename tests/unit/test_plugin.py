@@ -261,9 +261,9 @@ def test_a_process_that_published_nothing_is_not_fasers(monkeypatch):
 @pytest.fixture(params=[False, True], ids=["without", "with"])
 def faser(request, monkeypatch):
     """Whether this process asks for FASER."""
-    from faser_sglang.hooks import draft_context, req_to_token_rows, request_checks
+    from faser_sglang.hooks import draft_context, draft_weights, req_to_token_rows, request_checks
 
-    for module in (draft_context, req_to_token_rows, request_checks):
+    for module in (draft_context, draft_weights, req_to_token_rows, request_checks):
         monkeypatch.setattr(module, "is_faser_process", lambda: request.param)
     return request.param
 
@@ -329,6 +329,17 @@ def test_only_fasers_requests_are_refused(faser, monkeypatch):
             request_checks._check(request, manager)
     else:
         assert request_checks._check(request, manager) is None
+
+
+@pytest.mark.parametrize("selector", ["all", "draft", "target"])
+def test_a_weight_update_of_all_leaves_fasers_draft_alone(faser, selector):
+    from faser_sglang.hooks import draft_weights
+
+    every = [("target", 1), ("draft", 2)]
+    chosen = [pair for pair in every if selector in ("all", pair[0])]
+    is_kept_out = faser and selector == "all"
+    kept = draft_weights._target_only(chosen, None, selector)
+    assert kept == (every[:1] if is_kept_out else chosen)
 
 
 @pytest.mark.parametrize("worker", [None, SimpleNamespace(), SimpleNamespace(describe_faser=None)])
