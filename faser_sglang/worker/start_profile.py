@@ -5,17 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from array import array
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.common import release_kv_cache
-from sglang.srt.mem_cache.radix_cache import RadixCache
-from sglang.srt.sampling.sampling_params import SamplingParams
 from tqdm import tqdm
 
 from faser_sglang.control.cost import CostTable, RoundShape
@@ -23,9 +17,12 @@ from faser_sglang.control.policy import Unlearning
 from faser_sglang.control.rounds import LOOKUP, MODEL, FixedPlan, Offer, RoundPlan
 from faser_sglang.control.types import IntArray
 from faser_sglang.worker.ledger import Ledger
+from faser_sglang.worker.made_up import MadeUpRequests
 from faser_sglang.worker.origin import check_origin, made, origin_of
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
     from faser_sglang.worker.faser_worker import FaserWorker
 
 logger = logging.getLogger(__name__)
@@ -33,7 +30,6 @@ logger = logging.getLogger(__name__)
 PROMPT, LONG_PROMPT = 48, 320  # tokens
 GROWTH = 96  # tokens that a request may grow by before a new one takes its place
 LONG_REQUESTS = 2
-PREFILL = 2048  # tokens at once
 GAP = 8  # rounds without drafts, for what catching up costs
 
 
@@ -96,7 +92,7 @@ class Scripted(Unlearning):
 class Profile:
     """Runs rounds of made-up requests, of growing batch size, and times them.
 
-    The requests hold slots of the pool like any others, and give all of them back.
+    The requests grow up to ``longest`` tokens, then new ones take their place.
     """
 
     def __init__(self, worker: FaserWorker, effort: Effort | None = None) -> None:
@@ -110,25 +106,18 @@ class Profile:
         self.allocator = worker.token_to_kv_pool_allocator
         self.window = 4 * (cap + 1) + self.allocator.page_size  # what a round reserves, at most
         in_pool = self.allocator.available_size() - self.window
-        room = min(worker.context_len - (cap + 2), in_pool)
+        context = min(worker.context_len, worker.drafter.context_len)
+        room = min(context - (cap + 2), in_pool)
         self.gap_growth = GAP + 2 + cap + 1  # of a request while catching up is measured
         if room <= self.gap_growth:
             raise ValueError(
-                f"a context of {worker.context_len} tokens in a KV pool of "
+                f"a context of {context} tokens in a KV pool of "
                 f"{self.allocator.available_size()} is too short to measure what rounds cost; give "
                 "a number to --faser-depth."
             )
         self.prompt = min(PROMPT, max(room // 2, 1), room - self.gap_growth)
         self.longest = min(self.prompt + GROWTH, room)
-        self.tree = RadixCache(
-            CacheInitParams(
-                disable=True,
-                req_to_token_pool=worker.req_to_token_pool,
-                token_to_kv_pool_allocator=self.allocator,
-                page_size=self.allocator.page_size,
-            )
-        )
-        self.random = np.random.default_rng(0)
+        self.requests = MadeUpRequests(worker)
         self.bar = tqdm(
             total=len(self._sizes()) * (self.effort.repeats + 1) + 1,
             desc="FASER measures rounds",
@@ -166,8 +155,8 @@ class Profile:
             if batch is not None:
                 if not has_time(3 * lasts):  # larger by half or more, and it catches up too
                     break
-                self._release(batch)
-            batch = self._begin(size)
+                self.requests.release(batch)
+            batch = self.requests.begin(size, self.prompt)
             for repeat in range(self.effort.repeats):
                 if repeat and not has_time(lasts):
                     break
@@ -178,7 +167,7 @@ class Profile:
                 self.bar.update()
             batch = self._catch_up(batch)
             self.bar.update()
-        self._release(batch)
+        self.requests.release(batch)
         return self.policy.rounds
 
     def _catch_up(self, batch: ScheduleBatch) -> ScheduleBatch:
@@ -201,133 +190,84 @@ class Profile:
 
     def _context_slope(self, short: list[tuple[RoundShape, tuple[float, float, float]]]) -> float:
         """Milliseconds of a pass for each request and further token of context."""
-        room = min(self.allocator.available_size() // LONG_REQUESTS, self.worker.context_len)
+        context = min(self.worker.context_len, self.worker.drafter.context_len)
+        room = min(self.allocator.available_size() // LONG_REQUESTS, context)
         rounds = 2 * self.effort.repeats + 1
         tokens = min(LONG_PROMPT, room - self.window - rounds)
         usual = [r for r in short if r[0].requests == LONG_REQUESTS and r[0].drafts == 0]
         if tokens < 2 * self.longest or not usual:
             return 0.0
         self.policy.rounds = []
-        batch = self._prefill(LONG_REQUESTS, tokens)
+        batch = self.requests.begin(LONG_REQUESTS, tokens)
         self.longest = tokens + rounds + self.worker.cap + 1
         for _ in range(rounds):
             batch = self._round(batch, 0)
-        self._release(batch)
+        self.requests.release(batch)
         self.bar.update()
         long = self.policy.rounds[1:]
         further = np.median([r[0].context for r in long]) - np.median([r[0].context for r in usual])
         slower = np.median([r[1][1] for r in long]) - np.median([r[1][1] for r in usual])
         return max(float(slower / further / LONG_REQUESTS), 0.0)
 
-    def _prefill(self, count: int, tokens: int) -> ScheduleBatch:
-        """``count`` new requests of made-up prompts."""
-        worker = self.worker
-        config = worker.target_worker.model_runner.model_config
-        reqs = []
-        for number in range(count):
-            params = SamplingParams(max_new_tokens=worker.context_len, temperature=0.0)
-            params.ignore_eos = True
-            params.normalize(None)
-            ids = self.random.integers(0, config.vocab_size, tokens)
-            req = Req(f"faser-profile-{number}", "", array("q", ids.tolist()), params)
-            req.full_untruncated_fill_ids = req.origin_input_ids
-            req.logprob_start_len = -1
-            req.extend_end = tokens
-            reqs.append(req)
-        batch = ScheduleBatch.init_new(
-            reqs,
-            worker.req_to_token_pool,
-            self.allocator,
-            self.tree,
-            config,
-            enable_overlap=False,
-            spec_algorithm=worker.target_worker.model_runner.spec_algorithm,
-        )
-        batch.prepare_for_extend()
-        batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device)
-        batch.prefill_input_ids_cpu = None
-        result = worker.forward_batch_generation(batch)
-        batch.spec_info = result.next_draft_input
-        batch.input_ids = None
-        self._note(batch, result.next_token_ids[:, None], np.zeros(count, np.int64))
-        return batch
-
-    def _begin(self, size: int) -> ScheduleBatch:
-        """New requests, by prefills that no server is too small for."""
-        piece = max(PREFILL // self.prompt, 1)
-        batch = self._prefill(min(size, piece), self.prompt)
-        while batch.batch_size() < size:
-            batch.merge_batch(self._prefill(min(size - batch.batch_size(), piece), self.prompt))
-        return batch
-
     def _renew(self, batch: ScheduleBatch, growth: int) -> ScheduleBatch:
         """``batch``, or new requests in its place where it has no room to grow by so much."""
         if int(batch.seq_lens_cpu.max()) + growth <= self.longest:
             return batch
         size = batch.batch_size()
-        self._run(batch, 0)  # so that the round before is timed
-        self._release(batch)
-        return self._begin(size)
+        self.policy.depth = 0
+        self.requests.run(batch)  # so that the round before is timed
+        self.requests.release(batch)
+        return self.requests.begin(size, self.prompt)
 
     def _round(self, batch: ScheduleBatch, depth: int) -> ScheduleBatch:
         """One decode round of ``depth`` drafts for every request."""
         batch = self._renew(batch, self.worker.cap + 1)
-        self._run(batch, depth)
-        return batch
-
-    def _run(self, batch: ScheduleBatch, depth: int) -> None:
         self.policy.depth = depth
-        batch.prepare_for_decode()
-        result = self.worker.forward_batch_generation(batch)
-        batch.spec_info = result.next_draft_input
-        batch.seq_lens = result.new_seq_lens
-        batch.seq_lens_cpu = result.new_seq_lens.to("cpu")
-        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
-        emitted = result.accept_lens.cpu().numpy()
-        self._note(batch, result.next_token_ids.reshape(len(batch.reqs), -1), emitted)
-
-    def _note(self, batch: ScheduleBatch, tokens: Any, emitted: IntArray) -> None:
-        """What SGLang's scheduler writes into requests when it reads a result."""
-        for req, row, count in zip(batch.reqs, tokens.tolist(), emitted.tolist(), strict=True):
-            req.output_ids.extend(row[: max(count, 1)])
-            req.kv.kv_committed_len += count
-
-    def _release(self, batch: ScheduleBatch) -> None:
-        for req in batch.reqs:
-            release_kv_cache(req, self.tree, checkpoint=False)
+        self.requests.run(batch)
+        return batch
 
 
 def make_table(
     rounds: list[tuple[RoundShape, tuple[float, float, float]]], depths: list[int], slope: float
 ) -> CostTable:
-    """Medians of the rounds that were timed."""
-    by_shape: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
-    caught_up: list[tuple[int, int, float]] = []
+    """Medians of the rounds that were timed; of ``depths``, those that every batch reached.
+
+    What a drafter's first pass caught up on is taken off its time, by what a row costs there.
+    """
+    by_shape: dict[tuple[int, int], list[tuple[RoundShape, tuple[float, float, float]]]]
+    by_shape, caught_up = defaultdict(list), []
     for shape, times in rounds:
         if shape.first_rows > GAP * shape.requests:
-            caught_up.append((shape.requests, shape.first_rows, times[0]))
+            caught_up.append((shape, times))
         else:
-            by_shape[shape.requests, shape.drafts // shape.requests].append(times)
+            by_shape[shape.requests, shape.drafts // shape.requests].append((shape, times))
     sizes = sorted({size for size, _ in by_shape})
+    depths = [depth for depth in depths if all((size, depth) in by_shape for size in sizes)]
+    rows = {key: np.median([s.first_rows for s, _ in timed]) for key, timed in by_shape.items()}
     draft, verify, rest = (
-        {shape: float(np.median([t[phase] for t in times])) for shape, times in by_shape.items()}
+        {key: float(np.median([t[phase] for _, t in timed])) for key, timed in by_shape.items()}
         for phase in range(3)
     )
+    slopes = [
+        (times[0] - draft[shape.requests, 1]) / (shape.first_rows - rows[shape.requests, 1])
+        for shape, times in caught_up
+        if (shape.requests, 1) in by_shape
+    ]
+    catch_up = max(float(np.median(slopes or [0.0])), 0.0)
+    for size, depth in draft:
+        draft[size, depth] -= catch_up * max(rows[size, depth] - size, 0)
     deeper = [depth for depth in depths if depth > 1]
     step = {
         size: np.median([(draft[size, d] - draft[size, 1]) / (d - 1) for d in deeper] or [0.0])
         for size in sizes
     }
-    catch_up = [
-        (ms - draft[size, 1]) / (rows - size) for size, rows, ms in caught_up if rows > size
-    ]
     return CostTable(
         requests=sizes,
         windows=[depth + 1 for depth in depths],
         verify=[[verify[size, depth] for depth in depths] for size in sizes],
-        first=[draft.get((size, 1), 0.0) for size in sizes],
+        first=[max(draft.get((size, 1), 0.0), 0.0) for size in sizes],
         step=[max(float(step[size]), 0.0) for size in sizes],
-        catch_up=max(float(np.median(catch_up or [0.0])), 0.0),
+        catch_up=catch_up,
         host=[float(np.median([rest[size, depth] for depth in depths])) for size in sizes],
         context=float(np.median([shape.context for shape, _ in rounds])),
         context_slope=slope,
