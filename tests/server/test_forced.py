@@ -132,6 +132,8 @@ def test_any_depths_stops_and_lengths_emit_what_plain_python_says(forced, whole,
         is_stopped = ids[-1] in stop_ids(answer, asked)
         assert meta["finish_reason"]["type"] == ("stop" if is_stopped else "length")
         assert meta.get("spec_verify_ct", 0) == rounds
+        said = meta["faser"]  # the request's own account, cut where a stop is inside a run
+        assert (said["rounds"], said["emitted"]) == (rounds, len(ids) - 1)
 
 
 def test_the_account_balances_afterwards(forced):
