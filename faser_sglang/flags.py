@@ -455,7 +455,7 @@ SECTIONS: dict[str, list[Flag]] = {
             "other than xgrammar, none",
             lambda args: args.grammar_backend not in (None, "xgrammar", "none"),
         ),
-        Flag("reasoning_parser", WORKS, f"{_UNTOUCHED}; untested where a request has a grammar"),
+        Flag("reasoning_parser", WORKS, _UNTOUCHED),
         Flag("tool_call_parser", WORKS, _UNTOUCHED),
         Flag(
             "tokenizer_worker_num",
