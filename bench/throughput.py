@@ -15,6 +15,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,13 @@ SETS = ("mtbench", "gsm8k", "humaneval")
 FEWEST_PROMPTS = 6  # a turn's text, however few requests run at once
 
 
-def chat_prompts(model: Path, count: int) -> list[list[int]]:
-    """Token ids of ``count`` held-out prompts in the chat format, the three sets in turn."""
+def chat_prompts(model: Path, count: int, sets: Sequence[str] = SETS) -> list[list[int]]:
+    """Token ids of ``count`` held-out prompts in the chat format, the sets in turn."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    each = {name: prompts.load(name, -(-count // len(SETS))) for name in SETS}
-    texts = [each[SETS[i % len(SETS)]][i // len(SETS)] for i in range(count)]
+    each = {name: prompts.load(name, -(-count // len(sets))) for name in sets}
+    texts = [each[sets[i % len(sets)]][i // len(sets)] for i in range(count)]
     return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False

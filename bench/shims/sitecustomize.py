@@ -1,7 +1,8 @@
 """Changes to a server under test; Python imports this if its folder is on PYTHONPATH.
 
 ``seeds`` always; ``forced`` (a drafter that replays answers) where FASER_FORCED names a file;
-``planted`` (faults that the tests must notice) where FASER_PLANTED does.
+``planted`` (faults that the tests must notice) where FASER_PLANTED does; ``rivals`` (other rules
+in the controller's place) where FASER_RIVAL names one.
 """
 
 import importlib.util
@@ -38,6 +39,10 @@ if "FASER_FORCED" in os.environ:
     import forced
 
     PATCHES[forced.MODULE] = [forced.patch]
+if "FASER_RIVAL" in os.environ:
+    import rivals
+
+    PATCHES[rivals.MODULE] = [rivals.patch]
 if "FASER_PLANTED" in os.environ:
     import planted
 
