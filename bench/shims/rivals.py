@@ -21,8 +21,8 @@ def one_depth(base):
     import numpy as np
 
     class OneDepth(base):
-        def _depths(self, chosen, price, survival, views, drafts_itself, limits):
-            depths = super()._depths(chosen, price, survival, views, drafts_itself, limits)
+        def _depths(self, found, expected, survival, drafts_itself, limits):
+            depths = super()._depths(found, expected, survival, drafts_itself, limits)
             same = int(np.rint(depths.mean())) if depths.any() else 0
             return np.minimum(limits, max(same, int(depths.any())))
 

@@ -13,6 +13,7 @@ VIEWS = 4  # equally likely sizes of what confidence adds, for plans made before
 RECENT = 512  # tests that the views are taken from
 AT_ONCE = 32  # tests learned together, at least
 LONGEST_STEP, LARGEST = 0.5, 5.0  # of a weight
+SMALLEST = 1e-4  # a chance, and its distance from 1
 
 
 class Calibration:
@@ -25,16 +26,16 @@ class Calibration:
     def __init__(self, arms: int) -> None:
         self.weights: FloatArray = np.tile(np.array(START), (arms, 1))
         self._curvature: FloatArray = np.tile(np.eye(3) * PRECISION, (arms, 1, 1))
-        self._unlearned: list[list[tuple[FloatArray, FloatArray]]] = [[] for _ in range(arms)]
+        self._unlearned: list[list[FloatArray]] = [[] for _ in range(arms)]
+        self._waiting = [0] * arms  # tests that are not learned yet
         self._moves: FloatArray = np.zeros((arms, RECENT))
-        self._seen: IntArray = np.zeros(arms, np.int64)
+        self._seen = [0] * arms
         self._odds: FloatArray = np.ones((arms, VIEWS))  # factors of the odds, in the four views
 
-    def apply(self, chances: FloatArray, expected: FloatArray, arms: IntArray) -> FloatArray:
-        """Acceptance [k] of drafts of known confidence [k] and expectation [k]."""
-        weights = self.weights[arms]
-        logits = weights[:, 0] + weights[:, 1] * _log_odds(chances)
-        return _sigmoid(logits + weights[:, 2] * _log_odds(expected))
+    def apply(self, chances: FloatArray, expected: FloatArray, arms: IntArray | int) -> FloatArray:
+        """Acceptance [n, k] of drafts of known confidence and expectation [n, k]."""
+        bias, confidence, expectation = self.weights[arms].T[..., None]
+        return _sigmoid(bias + confidence * _log_odds(chances) + expectation * _log_odds(expected))
 
     def views(self, expected: FloatArray, arm: int) -> FloatArray:
         """[…, VIEWS] what ``expected`` […] may become when the confidence is known.
@@ -46,22 +47,31 @@ class Calibration:
         moved *= (expected / np.maximum(moved.mean(axis=-1), 1e-9))[..., None]
         return np.minimum(moved, 1.0)
 
+    def most(self, expected: FloatArray, arm: int) -> FloatArray:
+        """[…] what ``expected`` […] becomes where the confidence is as good as it gets."""
+        right = expected * self._odds[arm].max()
+        return right / (right + (1 - expected))
+
     def learn(
         self, chances: FloatArray, expected: FloatArray, is_right: FloatArray, arms: IntArray
     ) -> None:
         """``chances`` [k] of tested drafts, which were to be right with ``expected`` [k]."""
-        features = _features(chances, expected)
+        tests = np.stack([chances, expected, is_right])
         for arm, waiting in enumerate(self._unlearned):
-            own = arms == arm
-            if own.any():
-                waiting.append((features[own], is_right[own]))
-                if sum(len(part) for _, part in waiting) >= AT_ONCE:
-                    self._step(
-                        arm, *(np.concatenate(parts) for parts in zip(*waiting, strict=True))
-                    )
+            own = tests if (arms == arm).all() else tests[:, arms == arm]
+            if own.size:
+                waiting.append(own)
+                self._waiting[arm] += own.shape[1]
+                if self._waiting[arm] >= AT_ONCE:
+                    self._step(arm, *np.concatenate(waiting, axis=1))
                     waiting.clear()
+                    self._waiting[arm] = 0
 
-    def _step(self, arm: int, features: FloatArray, is_right: FloatArray) -> None:
+    def _step(
+        self, arm: int, chances: FloatArray, expected: FloatArray, is_right: FloatArray
+    ) -> None:
+        prior_odds = _log_odds(expected)
+        features = np.stack([np.ones_like(chances), _log_odds(chances), prior_odds], axis=1)
         believed = _sigmoid(features @ self.weights[arm])
         spread = np.maximum(believed * (1 - believed), 0.02)
         memory = MEMORY ** len(is_right)
@@ -69,10 +79,10 @@ class Calibration:
         curvature = self._curvature[arm] * memory + floor * (1 - memory)
         curvature += (features * spread[:, None]).T @ features
         step = np.linalg.solve(curvature, features.T @ (is_right - believed))
-        step = np.clip(step, -LONGEST_STEP, LONGEST_STEP)
-        self.weights[arm] = np.clip(self.weights[arm] + step, -LARGEST, LARGEST)
+        step = np.minimum(np.maximum(step, -LONGEST_STEP), LONGEST_STEP)
+        self.weights[arm] = np.minimum(np.maximum(self.weights[arm] + step, -LARGEST), LARGEST)
         self._curvature[arm] = curvature
-        self._keep_moves(arm, _log_odds(believed) - features[:, 2])
+        self._keep_moves(arm, _log_odds(believed) - prior_odds)
 
     def _keep_moves(self, arm: int, moves: FloatArray) -> None:
         self._moves[arm, (self._seen[arm] + np.arange(len(moves))) % RECENT] = moves
@@ -82,14 +92,11 @@ class Calibration:
         self._odds[arm] = np.exp(usable.reshape(VIEWS, -1).mean(axis=1))
 
 
-def _features(chances: FloatArray, expected: FloatArray) -> FloatArray:
-    return np.stack([np.ones_like(chances), _log_odds(chances), _log_odds(expected)], axis=-1)
-
-
 def _log_odds(chances: FloatArray) -> FloatArray:
-    chances = np.minimum(np.maximum(chances, 1e-4), 1 - 1e-4)
+    chances = np.minimum(np.maximum(chances, SMALLEST), 1 - SMALLEST)
     return np.log(chances / (1 - chances))
 
 
 def _sigmoid(values: FloatArray) -> FloatArray:
-    return 1 / (1 + np.exp(-np.minimum(np.maximum(values, -30), 30)))
+    """Of values that cannot overflow: log odds of chances, times weights up to ``LARGEST``."""
+    return 1 / (1 + np.exp(-values))

@@ -13,7 +13,6 @@ from faser_sglang.control.calibration import VIEWS
 from faser_sglang.control.cost import CostModel, CostTable
 from faser_sglang.control.depth import Plan, plans, row_price
 from faser_sglang.control.rounds import (
-    ARMS,
     LOOKUP,
     MODEL,
     FixedPlan,
@@ -29,6 +28,7 @@ MARGIN, PATIENCE = 1.02, 3  # another depth must be so much better, for so many 
 CLEAR = 1.15  # … or so much better at once
 PROBE_FIRST, PROBE_LAST = 32, 256  # rounds without drafts between two probes
 PROBE_REQUESTS = 4
+USES = 4  # rounds that a search serves
 SPARE = 0.7  # of a row's price: drafts of known worth that the trim may still take
 
 
@@ -45,6 +45,31 @@ class Settings:
     stops: bool = True
     trims: bool = True
     token_limit_ms: float = np.inf
+
+
+@dataclass
+class _Search:
+    """What was found best for a batch."""
+
+    chosen: Plan
+    price: float  # tokens that a row must bring
+    verify_ms: FloatArray
+    n: int
+    asking: int  # requests that the model was to draft for
+    settings: Settings
+    uses: int = 1
+
+    def serves(self, n: int, asking: int, settings: Settings) -> bool:
+        """Whether it holds for such a batch still.
+
+        A batch where few look up changes with every match; one of a few requests is searched anew.
+        """
+        return (
+            self.uses < USES
+            and self.n == n
+            and self.settings is settings
+            and (asking == self.asking == n or 8 * abs(asking - self.asking) < n)
+        )
 
 
 class Controller:
@@ -67,6 +92,7 @@ class Controller:
         self._idle = 0  # rounds without drafts
         self._probe_every = PROBE_FIRST
         self._turn = 0  # which requests the next probe takes
+        self._search: _Search | None = None
         self._price = 0.1  # tokens that a row had to bring in the last round
         self._model_price = 0.1  # … and the model's drafts of one request
 
@@ -81,24 +107,17 @@ class Controller:
         n = len(rows)
         if not (offer.limits > 0).any():
             return FixedPlan(np.zeros(n, np.int64), np.zeros(n, np.int64))
-        expected, survival = self._survival(rows, offer)
-        arms = self._arms(offer, survival)
-        every = np.arange(n)
-        expected, survival = expected[arms, every], survival[arms, every]
+        arms, expected, survival = self._survival(rows, offer)
         limits = limits_of(offer, arms)
         drafts_itself = (arms == MODEL) & (limits > 0)
-        draft_ms = self._draft_ms(drafts_itself, offer.behind)
-        verify_ms = self.cost.verify_ms(n, float(lengths.mean()))
-        views = self._views(expected, survival, drafts_itself)
-        found = plans(views, arms == LOOKUP, draft_ms, verify_ms, self.cost.host_ms(n))
-        chosen = self._choose(found)
-        price = row_price(chosen.rate, chosen.drafts, n, verify_ms)
-        self._remember(chosen, price, draft_ms, int(drafts_itself.sum()))
-        depths = self._depths(chosen, price, survival, views, drafts_itself, limits)
+        found = self._searched(expected, survival, drafts_itself, lengths, offer.behind)
+        depths = self._depths(found, expected, survival, drafts_itself, limits)
         if not depths.any():
             return self._rest_or_probe(offer)
         self._idle = 0
-        return AdaptivePlan(depths, arms, expected, chosen.rate, price, verify_ms, self)
+        return AdaptivePlan(
+            depths, arms, expected, found.chosen.rate, found.price, found.verify_ms, self
+        )
 
     def describe(self) -> dict[str, Any]:
         """Estimates and predictions in force, for ``/server_info``."""
@@ -116,36 +135,73 @@ class Controller:
 
     # -- the parts of a plan --------------------------------------------------------------
 
-    def _survival(self, rows: IntArray, offer: Offer) -> tuple[FloatArray, FloatArray]:
-        """Acceptance of each draft behind right ones, and survival: [ARMS, n, cap] each."""
-        places = np.arange(self.cap)
-        expected = np.zeros((ARMS, len(rows), self.cap))
-        for arm in range(ARMS):
-            able = np.flatnonzero(offer.limits[arm] > 0)
-            if able.size:
-                own = self.acceptance.expected(rows[able], arm)
-                chances = offer.chances[arm, able]
-                if chances.any():
-                    known = np.broadcast_to(chances[:, None], own.shape)
-                    own = self.acceptance.given(own, known, arm)
-                expected[arm, able] = own
-        expected *= places < offer.limits[:, :, None]
-        return expected, np.cumprod(expected, axis=2)
+    def _survival(self, rows: IntArray, offer: Offer) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Arms [n]; acceptance of each draft behind right ones, and survival: [n, cap] each.
 
-    def _arms(self, offer: Offer, survival: FloatArray) -> IntArray:
-        """Lookup where it is offered, but where the model's drafts are worth their time more."""
-        if self.settings.depth is not None or not (offer.limits > 0).any(axis=1).all():
-            return first_arm(offer)
-        gains = np.maximum(survival - self._price, 0.0).sum(axis=2)
-        return np.where(
-            (offer.limits[LOOKUP] > 0) & (gains[LOOKUP] >= gains[MODEL] - self._model_price),
-            LOOKUP,
-            MODEL,
+        Lookup where it is offered, but where the model's drafts are worth their time more.
+        """
+        looked_up = np.flatnonzero(offer.limits[LOOKUP] > 0)
+        arms = np.zeros(len(rows), np.int64)  # MODEL
+        expected = self._expected(rows, offer.limits[MODEL], offer.chances[MODEL], MODEL)
+        if not looked_up.size:
+            return arms, expected, np.cumprod(expected, axis=1)
+        limits, chances = offer.limits[LOOKUP, looked_up], offer.chances[LOOKUP, looked_up]
+        other = self._expected(rows[looked_up], limits, chances, LOOKUP)
+        survival = np.cumprod(expected, axis=1)
+        other_survival = np.cumprod(other, axis=1)
+        if self.settings.depth is None and (offer.limits[MODEL] > 0).any():
+            gains = (
+                np.maximum(part - self._price, 0.0).sum(axis=1)
+                for part in (other_survival, survival[looked_up])
+            )
+            is_taken = next(gains) >= next(gains) - self._model_price
+            looked_up = looked_up[is_taken]
+            other, other_survival = other[is_taken], other_survival[is_taken]
+        arms[looked_up] = LOOKUP
+        expected[looked_up], survival[looked_up] = other, other_survival
+        return arms, expected, survival
+
+    def _expected(
+        self, rows: IntArray, limits: IntArray, chances: FloatArray, arm: int
+    ) -> FloatArray:
+        """[n, cap] acceptance of each draft of an arm behind right ones, 0 beyond ``limits``."""
+        expected = self.acceptance.expected(rows, arm)
+        if chances.any():
+            expected = self.acceptance.given(expected, chances[:, None], arm)
+        if (limits < self.cap).any():
+            expected *= np.arange(self.cap) < limits[:, None]
+        return expected
+
+    def _searched(
+        self,
+        expected: FloatArray,
+        survival: FloatArray,
+        drafts_itself: BoolArray,
+        lengths: IntArray,
+        behind: IntArray,
+    ) -> _Search:
+        """The best round for the batch; that of a few rounds ago where the batch is much the same.
+
+        What is best changes slowly, and to find out takes longer than all else here.
+        """
+        n, asking = len(lengths), int(drafts_itself.sum())
+        last = self._search
+        if last is not None and last.serves(n, asking, self.settings):
+            last.uses += 1
+            return last
+        draft_ms = self.cost.draft_ms(asking, asking + float(behind[drafts_itself].sum()))
+        verify_ms = self.cost.verify_ms(n, float(lengths.mean()))
+        views = self._views(expected, survival, drafts_itself)
+        chosen = self._choose(
+            plans(views, ~drafts_itself, draft_ms, verify_ms, self.cost.host_ms(n))
         )
-
-    def _draft_ms(self, drafts_itself: BoolArray, behind: IntArray) -> FloatArray:
-        asking = int(drafts_itself.sum())
-        return self.cost.draft_ms(asking, asking + float(behind[drafts_itself].sum()))
+        price = row_price(chosen.rate, chosen.drafts, n, verify_ms)
+        self._price = price
+        if asking:
+            passes = max(chosen.depth, 1)
+            self._model_price = chosen.rate * float(draft_ms[passes]) / asking
+        self._search = _Search(chosen, price, verify_ms, n, asking, self.settings)
+        return self._search
 
     def _views(
         self, expected: FloatArray, survival: FloatArray, drafts_itself: BoolArray
@@ -153,9 +209,8 @@ class Controller:
         """[n, cap, views] survival as the trim may see it, when the confidence is known."""
         if not self.settings.trims or not drafts_itself.any():
             return survival[:, :, None]
-        before = np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], axis=1)
         views = np.repeat(survival[:, :, None], VIEWS, axis=2)
-        views[drafts_itself] = before[drafts_itself][
+        views[drafts_itself] = _before(survival[drafts_itself])[
             :, :, None
         ] * self.acceptance.calibration.views(expected[drafts_itself], MODEL)
         return views
@@ -178,33 +233,28 @@ class Controller:
             return best
         return current
 
-    def _remember(self, chosen: Plan, price: float, draft_ms: FloatArray, asking: int) -> None:
-        self._price = price
-        if asking:
-            passes = max(chosen.depth, 1)
-            self._model_price = chosen.rate * float(draft_ms[passes]) / asking
-
     def _depths(
         self,
-        chosen: Plan,
-        price: float,
+        found: _Search,
+        expected: FloatArray,
         survival: FloatArray,
-        views: FloatArray,
         drafts_itself: BoolArray,
         limits: IntArray,
     ) -> IntArray:
+        """[n] up to the first draft that cannot turn out to be worth its row."""
         if self.settings.depth is not None:
             return np.minimum(limits, self.settings.depth)
-        if chosen.drafts == 0:
+        if found.chosen.drafts == 0:
             return np.zeros(len(limits), np.int64)
-        spare = SPARE if self.settings.trims else 1.0
-        worth = np.where(
-            drafts_itself[:, None], views.max(axis=2) > price, survival > spare * price
-        )
-        # Up to the first that is not worth it: what a trim takes is closed towards the front.
-        depths = np.cumprod(worth, axis=1).sum(axis=1)
-        depths = np.where(drafts_itself, np.minimum(depths, chosen.depth), depths)
-        return np.minimum(depths, limits)
+        most, least = survival, found.price
+        if self.settings.trims:
+            best = self.acceptance.calibration.most(expected, MODEL)
+            most = np.where(drafts_itself[:, None], _before(survival) * best, survival / SPARE)
+        is_worth = np.zeros((len(limits), self.cap + 1), np.bool_)
+        np.greater(most, least, out=is_worth[:, :-1])
+        depths = is_worth.argmin(axis=1)  # the first that is not
+        most_passes = np.where(drafts_itself, found.chosen.depth, self.cap)
+        return np.minimum(np.minimum(depths, most_passes), limits)
 
     def _rest_or_probe(self, offer: Offer) -> RoundPlan:
         """No drafts; every now and then one draft of a few requests."""
@@ -219,3 +269,10 @@ class Controller:
             self._turn += PROBE_REQUESTS
             depths[taken] = 1
         return FixedPlan(depths, arms)
+
+
+def _before(survival: FloatArray) -> FloatArray:
+    """[n, cap] survival of each draft's predecessor."""
+    before = np.ones_like(survival)
+    before[:, 1:] = survival[:, :-1]
+    return before

@@ -16,6 +16,7 @@ from faser_sglang.control.types import FloatArray, IntArray
 DRAFT, VERIFY, HOST = range(3)  # phases of a round
 SIZES = 12  # buckets of batch sizes: powers of two
 SHAPES = 4  # buckets of drafts a request: none, up to one, up to three, more
+_ENDS = np.array([0, 1, 3])
 FAST, SLOW = 0.1, 0.02  # weight of a round in the shared factor, and at least in its own
 PRIOR_ROUNDS = 4  # for which the table stands
 RETURN = 0.01  # a round, of what was not run, to the mean of the phase
@@ -123,16 +124,29 @@ class CostModel:
 
     def verify_ms(self, n: int, context: float) -> FloatArray:
         """[n * cap + 1] a target pass over n requests' bonus tokens and 0, 1, 2, … drafts."""
+        curve, shapes = self._table_curve(n, context)
+        factors = np.array([self._factor(VERIFY, n, shape) for shape in range(SHAPES)])
+        # More rows are never cheaper, whatever the factors of neighbouring shapes say.
+        return np.maximum.accumulate(curve * factors[shapes])
+
+    def _verify_one(self, n: int, context: float, drafts: int) -> float:
+        """``verify_ms`` at one number of drafts, which is a shape's end, as the curve rises."""
+        curve, shapes = self._table_curve(n, context)
+        most = 0.0
+        for shape in range(int(shapes[drafts]) + 1):
+            last = int(min(_last_of(shape, n), drafts))
+            most = max(most, float(curve[last]) * self._factor(VERIFY, n, shape))
+        return most
+
+    def _table_curve(self, n: int, context: float) -> tuple[FloatArray, IntArray]:
+        """The table's times by number of drafts, and the shape of each."""
         key = n, int(context) // CONTEXT_STEP
         if key not in self._curves:
             if len(self._curves) >= MOST_CURVES:
                 self._curves.clear()
             drafts = np.arange(n * self.cap + 1)
             self._curves[key] = self._curve(n, drafts, context), _shape(drafts, n)
-        curve, shapes = self._curves[key]
-        factors = np.array([self._factor(VERIFY, n, shape) for shape in range(SHAPES)])
-        # More rows are never cheaper, whatever the factors of neighbouring shapes say.
-        return np.maximum.accumulate(curve * factors[shapes])
+        return self._curves[key]
 
     def draft_ms(self, n: int, first_rows: float) -> FloatArray:
         """[cap + 1] drafting 0, 1, 2, … tokens for n requests; the first pass runs so many rows."""
@@ -157,7 +171,7 @@ class CostModel:
             draft = self._passes(what.drafting[0], what.first_rows)[0]
             draft += sum(self._passes(each, each)[1] for each in what.drafting[1:])
             draft *= self._factor(DRAFT, what.drafting[0])
-        return draft, float(self.verify_ms(n, what.context)[what.drafts]), self.host_ms(n)
+        return draft, self._verify_one(n, what.context, what.drafts), self.host_ms(n)
 
     def observe(self, what: RoundShape, measured: tuple[float, float, float]) -> None:
         """A round took so many milliseconds to draft, to verify, and beside."""
@@ -244,7 +258,12 @@ def _size(n: int) -> int:
 
 
 def _shape(drafts: IntArray | int, n: int) -> IntArray:
-    return np.searchsorted([0, n, 3 * n], drafts)
+    return np.searchsorted(_ENDS * n, drafts)
+
+
+def _last_of(shape: int, n: int) -> float:
+    """The most drafts of a shape."""
+    return float(_ENDS[shape]) * n if shape < len(_ENDS) else math.inf
 
 
 def _log_ratio(measured: float, predicted: float) -> float:

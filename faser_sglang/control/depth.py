@@ -7,6 +7,7 @@ request, so any number of the largest ones is a whole number of drafts for every
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -52,15 +53,18 @@ def plans(
     # [passes, bins]: with so many passes, all drafts of at least so much survival
     rows = rows.reshape(deepest + 1, BINS).cumsum(axis=0).cumsum(axis=1)
     tokens = tokens.reshape(deepest + 1, BINS).cumsum(axis=0).cumsum(axis=1)
-    verified = np.rint(rows).astype(np.int64)
-    times = draft_ms[: deepest + 1, None] + rest_ms + verify_ms[verified]
+    # With several views the number of rows is a mean, and its time lies between those of two.
+    whole = rows.astype(np.int64)
+    more_ms = np.append(np.diff(verify_ms), 0.0)
+    times = draft_ms[: deepest + 1, None] + rest_ms + verify_ms[whole]
+    times += (rows - whole) * more_ms[whole]
     rates = (n + tokens) / times
     best = rates.argmax(axis=1)
     plain = n / (rest_ms + verify_ms[0])
     found = []
     for depth, where in enumerate(best.tolist()):
         ms, rate = float(times[depth, where]), float(rates[depth, where])
-        drafts = int(verified[depth, where])
+        drafts = math.ceil(rows[depth, where])
         without_drafts = float(draft_ms[depth] + rest_ms + verify_ms[0])
         if n / without_drafts > rate:
             drafts, rate, ms = 0, n / without_drafts, without_drafts
@@ -98,7 +102,10 @@ def trim(survival: FloatArray, rate: float, verify_ms: FloatArray) -> IntArray:
     The best of all prefix-closed choices out of ``survival`` [n, depth], 0 where there is none.
     """
     n, deepest = survival.shape
-    order = np.argsort(-survival.ravel(), kind="stable")[: np.count_nonzero(survival)]
-    tokens = np.concatenate([[0.0], np.cumsum(survival.ravel()[order])])
+    flat = survival.ravel()
+    # Of equal ones any may be taken: only their number in a request counts.
+    order = np.argsort(-flat)[: np.count_nonzero(flat)]
+    tokens = np.zeros(len(order) + 1)
+    np.cumsum(flat[order], out=tokens[1:])
     drafts = int((tokens - rate * verify_ms[: len(tokens)]).argmax())
     return np.bincount(order[:drafts] // deepest, minlength=n)
