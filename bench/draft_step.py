@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import report  # noqa: E402
 from bench.parity import flush  # noqa: E402
 from bench.throughput import DEEPEST, chat_prompts  # noqa: E402
-from faser_sglang.cpu.linear import HalfCopy  # noqa: E402
+from faser_sglang.cpu.linear import copy_for_this_cpu  # noqa: E402
 from faser_sglang.kernels.ops import top1  # noqa: E402
 from launch import checkpoint, demo_models  # noqa: E402
 from launch.servers import Server  # noqa: E402
@@ -68,7 +68,7 @@ class BareStep:
         qkv = torch.cat([part["q_proj"], part["k_proj"], part["v_proj"]])
         gate_up = torch.cat([part["gate_proj"], part["up_proj"]])
         weights = [qkv, part["o_proj"], gate_up, part["down_proj"], own["lm_head.weight"]]
-        self.linears = [(HalfCopy(), weight) for weight in weights]
+        self.linears = [(copy_for_this_cpu()(), weight) for weight in weights]
         self.inputs = [torch.randn(rows, weight.shape[1]) for weight in weights]
         self.norms = [own[key].float() for key in own if "norm" in key]
         self.embedding = others["model.embed_tokens.weight"]

@@ -133,7 +133,11 @@ def check_cpu() -> Iterator[Check]:
 
     from faser_sglang.cpu.linear import has_bf16_arithmetic
 
-    kind = "native" if has_bf16_arithmetic() else "missing, bf16 linear layers run in fp16 (FBGEMM)"
+    kind = (
+        "native (oneDNN)"
+        if has_bf16_arithmetic()
+        else "missing, bf16 linear layers run in fp16 (FBGEMM)"
+    )
     yield Check("ok", "cpu", f"bf16 arithmetic: {kind}")
     free = psutil.virtual_memory().available / 2**30
     few = free < MIN_FREE_GIB

@@ -28,6 +28,7 @@ MARGIN, PATIENCE = 1.02, 3  # another depth must be so much better, for so many 
 CLEAR = 1.15  # … or so much better at once
 PROBE_FIRST, PROBE_LAST = 32, 256  # rounds without drafts between two probes
 PROBE_REQUESTS = 4
+RECENT = 0.05  # weight of a round in what a round emits
 USES = 4  # rounds that a search serves
 SPARE = 0.7  # of a row's price: drafts of known worth that the trim may still take
 
@@ -93,6 +94,7 @@ class Controller:
         self._probe_every = PROBE_FIRST
         self._turn = 0  # which requests the next probe takes
         self._search: _Search | None = None
+        self._emitted = 2.0  # tokens a request and round with drafts, lately
         self._price = 0.1  # tokens that a row had to bring in the last round
         self._model_price = 0.1  # … and the model's drafts of one request
 
@@ -100,6 +102,8 @@ class Controller:
         self.acceptance.reset(rows)
 
     def observe(self, rows: IntArray, outcome: Outcome) -> None:
+        if outcome.verified.any():
+            self._emitted += RECENT * (float(outcome.accepted.mean()) + 1.0 - self._emitted)
         if outcome.drafted.any():
             self.acceptance.observe(rows, outcome)
 
@@ -189,7 +193,10 @@ class Controller:
         if last is not None and last.serves(n, asking, self.settings):
             last.uses += 1
             return last
-        draft_ms = self.cost.draft_ms(asking, asking + float(behind[drafts_itself].sum()))
+        # What a pause has left behind is not this round's to pay: it is caught up once, whenever
+        # the drafter is asked next, and a round like the last ones leaves this much.
+        rows_behind = np.minimum(behind[drafts_itself], self._emitted)
+        draft_ms = self.cost.draft_ms(asking, asking + float(rows_behind.sum()))
         verify_ms = self.cost.verify_ms(n, float(lengths.mean()))
         views = self._views(expected, survival, drafts_itself)
         chosen = self._choose(

@@ -1,13 +1,16 @@
-"""bf16 linear layers on CPUs without bf16 arithmetic.
+"""bf16 linear layers from copies of their weights, packed once for the library that multiplies.
 
-There torch multiplies bf16 an element at a time: four rows cost three times as much as one, so
-verifying drafts could never pay. FBGEMM's half-precision GEMM (part of torch) reads the same
-two bytes a weight, computes in float32 and costs nearly the same for one row and for six.
+torch's own bf16 layer brings the weight into the order that oneDNN multiplies in at every call,
+which takes longer than the product of a few rows. On CPUs without bf16 arithmetic it multiplies an
+element at a time instead: four rows cost three times as much as one, so verifying drafts could
+never pay. There FBGEMM's half-precision GEMM (part of torch) reads the same two bytes a weight,
+computes in float32 and costs nearly the same for one row and for six.
 """
 
 from __future__ import annotations
 
-import logging
+import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -16,21 +19,15 @@ from sglang.srt.layers.quantization.unquant import (
     UnquantizedLinearMethod,
 )
 
-logger = logging.getLogger(__name__)
 
-HALF_MAX = 65504.0
+class PackedCopy(ABC):
+    """A bf16 weight's packed copy.
 
-_multiply = torch.ops.quantized.linear_dynamic_fp16.default
-
-
-class HalfCopy:
-    """A bf16 weight's fp16 copy, packed for FBGEMM.
-
-    bf16 values between 2**-14 and 65,504 are exact in fp16; smaller ones are off by at most
-    2**-25. The copy is renewed when the weight was written or replaced; loaders that write
-    through ``.data`` leave no trace, so ``forget`` must follow them
-    (``hooks/weight_updates.py``).
+    The copy is renewed when the weight was written or replaced; loaders that write through
+    ``.data`` leave no trace, so ``forget`` must follow them (``hooks/weight_updates.py``).
     """
+
+    largest = math.inf  # weight that the copy can hold
 
     def __init__(self) -> None:
         self._packed: Any = None
@@ -44,19 +41,54 @@ class HalfCopy:
         """x [rows, in] times ``weight`` [out, in], both ends float32."""
         state = (weight.data_ptr(), weight._version)
         if state != self._packed_of:
-            self._packed = torch.ops.quantized.linear_prepack_fp16(weight.detach().float(), None)
+            self._packed = self._pack(weight.detach())
             self._packed_of = state
-        return _multiply(x, self._packed)
+        return self._multiply(x)
+
+    @abstractmethod
+    def _pack(self, weight: torch.Tensor) -> Any: ...
+
+    @abstractmethod
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-class HalfLinearMethod(UnquantizedLinearMethod):
-    """Applies a layer's weight from a HalfCopy; all but ``apply`` is the original method's."""
+class HalfCopy(PackedCopy):
+    """fp16 for FBGEMM.
 
-    def __init__(self, original: Any, *, keeps_float32: bool) -> None:
+    bf16 values between 2**-14 and 65,504 are exact in fp16; smaller ones are off by at most
+    2**-25.
+    """
+
+    largest = 65504.0
+
+    def _pack(self, weight: torch.Tensor) -> Any:
+        return torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+
+
+class NativeCopy(PackedCopy):
+    """bf16 in the order of oneDNN: products as torch's own layer computes them."""
+
+    rows = 16  # a pass that the order is chosen for; any number of rows can be multiplied
+
+    def _pack(self, weight: torch.Tensor) -> Any:
+        return torch.ops.mkldnn._reorder_linear_weight(weight, self.rows)
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(torch.bfloat16)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "").float()
+
+
+class PackedLinearMethod(UnquantizedLinearMethod):
+    """Applies a layer's weight from a PackedCopy; all but ``apply`` is the original method's."""
+
+    def __init__(self, original: Any, copy: PackedCopy, *, keeps_float32: bool) -> None:
         super().__init__()
         self._original = original
         self._keeps_float32 = keeps_float32  # logits stay as precise as they were computed
-        self.copy = HalfCopy()
+        self.copy = copy
 
     def forget(self) -> None:
         self.copy.forget()
@@ -78,10 +110,17 @@ def has_bf16_arithmetic() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def use_half_linears(model: torch.nn.Module) -> int:
-    """Give every plain bf16 linear layer of ``model`` a HalfLinearMethod; returns how many.
+def copy_for_this_cpu() -> type[PackedCopy] | None:
+    """What bf16 layers are to be copied to; None where torch lacks the library for it."""
+    if not has_bf16_arithmetic():
+        return HalfCopy
+    return NativeCopy if hasattr(torch.ops.mkldnn, "_reorder_linear_weight") else None
 
-    Layers whose weights exceed fp16's range keep their method.
+
+def use_packed_linears(model: torch.nn.Module, copy: type[PackedCopy]) -> int:
+    """Give every plain bf16 linear layer of ``model`` a PackedLinearMethod; returns how many.
+
+    Layers whose weights exceed what the copy can hold keep their method.
     """
     count = 0
     for module in model.modules():
@@ -91,10 +130,10 @@ def use_half_linears(model: torch.nn.Module) -> int:
         weight = getattr(module, "weight", None)
         if weight is None or weight.dtype != torch.bfloat16 or weight.dim() != 2:
             continue
-        if float(weight.abs().max()) > HALF_MAX:  # as float: in bf16 the bound rounds up
+        if float(weight.abs().max()) > copy.largest:  # as float: in bf16 the bound rounds up
             continue
         is_vocabulary = type(method) is UnquantizedEmbeddingMethod
-        module.quant_method = HalfLinearMethod(method, keeps_float32=is_vocabulary)
+        module.quant_method = PackedLinearMethod(method, copy(), keeps_float32=is_vocabulary)
         count += 1
     return count
 
@@ -102,6 +141,6 @@ def use_half_linears(model: torch.nn.Module) -> int:
 def forget_copies(model: torch.nn.Module) -> None:
     """The weights of ``model`` may have changed: every packed copy is renewed on its next use."""
     for module in model.modules():
-        for holder in (getattr(module, "quant_method", None), getattr(module, "half_copy", None)):
-            if isinstance(holder, HalfLinearMethod | HalfCopy):
+        for holder in (getattr(module, "quant_method", None), getattr(module, "packed_copy", None)):
+            if isinstance(holder, PackedLinearMethod | PackedCopy):
                 holder.forget()

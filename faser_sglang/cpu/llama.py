@@ -20,7 +20,7 @@ from sglang.srt.models import llama, llama_eagle3
 from sglang.srt.runtime_context import get_parallel, get_server_args
 from torch.nn.functional import linear, rms_norm, silu
 
-from faser_sglang.cpu.linear import HalfCopy, HalfLinearMethod
+from faser_sglang.cpu.linear import PackedLinearMethod
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -123,7 +123,7 @@ class DirectEagle3:
         self.layer = model.layers[0]
         self.block = Block(self.layer)
         self.rotary = self.layer.self_attn.rotary_emb
-        self._fc = self._half_fc() if _is_half(self.layer) else self._plain_fc
+        self._fc = self._packed_fc() if _is_packed(self.layer) else self._plain_fc
 
     def forward(
         self,
@@ -157,10 +157,10 @@ class DirectEagle3:
         out = norm(stream, self.model.norm).to(dtype)
         return out, [out if self.model.norm_output else stream.to(dtype)]
 
-    def _half_fc(self) -> Linear:
+    def _packed_fc(self) -> Linear:
         fc = self.model.fc
-        fc.half_copy = HalfCopy()
-        return lambda x: fc.half_copy.multiply(fc.weight, x)
+        fc.packed_copy = type(self.layer.self_attn.qkv_proj.quant_method.copy)()
+        return lambda x: fc.packed_copy.multiply(fc.weight, x)
 
     def _plain_fc(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.model.fc.weight
@@ -181,7 +181,7 @@ def _angles(rotary: RotaryEmbedding, positions: torch.Tensor) -> Angles:
 
 def _linear(layer: torch.nn.Module) -> Linear:
     method = layer.quant_method
-    if isinstance(method, HalfLinearMethod):
+    if isinstance(method, PackedLinearMethod):
         return lambda x: method.copy.multiply(layer.weight, x)
     return lambda x: linear(x.to(layer.weight.dtype), layer.weight).float()
 
@@ -191,8 +191,8 @@ def _is_watched(model: torch.nn.Module) -> bool:
     return bool(model.layers[0]._forward_hooks)
 
 
-def _is_half(layer: torch.nn.Module) -> bool:
-    return isinstance(layer.self_attn.qkv_proj.quant_method, HalfLinearMethod)
+def _is_packed(layer: torch.nn.Module) -> bool:
+    return isinstance(layer.self_attn.qkv_proj.quant_method, PackedLinearMethod)
 
 
 def use_direct_stack(model: torch.nn.Module) -> bool:
@@ -236,7 +236,7 @@ def _is_plain(layer: torch.nn.Module, expected: type) -> bool:
     norms = (layer.input_layernorm, layer.post_attention_layernorm)
     return (
         all(
-            type(proj.quant_method) in (HalfLinearMethod, UnquantizedLinearMethod)
+            type(proj.quant_method) in (PackedLinearMethod, UnquantizedLinearMethod)
             and proj.bias is None
             for proj in linears
         )

@@ -70,19 +70,20 @@ class FaserCpuPlatform(CpuDeviceMixin, SRTPlatform):
             return CpuAttentionBackend(runner)
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Once a model: fewer torch calls a layer; on CPUs without bf16, other linear layers."""
+        """Once a model: fewer torch calls a layer, and linear layers from packed weights."""
         from faser_sglang.cpu import linear, llama, norm, rope
 
         norm.install()
         rope.install()
-        if not linear.has_bf16_arithmetic():
-            count = linear.use_half_linears(model)
-            if count:
-                logger.info(
-                    "CPU platform: no bf16 arithmetic here; %d linear layers run in fp16 with "
-                    "float32 sums (FBGEMM).",
-                    count,
-                )
+        copy = linear.copy_for_this_cpu()
+        count = 0 if copy is None else linear.use_packed_linears(model, copy)
+        if count:
+            how = (
+                "no bf16 arithmetic here; %d linear layers run in fp16 with float32 sums (FBGEMM)."
+                if copy is linear.HalfCopy
+                else "%d bf16 linear layers run from packed copies of their weights (oneDNN)."
+            )
+            logger.info("CPU platform: " + how, count)
         if llama.use_direct_stack(model):
             logger.info("CPU platform: the layers of this model run through a direct stack.")
 

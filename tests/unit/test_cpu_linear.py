@@ -10,10 +10,13 @@ from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch.nn.functional import embedding
 
 from faser_sglang.cpu.linear import (
-    HALF_MAX,
-    HalfLinearMethod,
+    HalfCopy,
+    NativeCopy,
+    PackedLinearMethod,
+    copy_for_this_cpu,
     forget_copies,
-    use_half_linears,
+    has_bf16_arithmetic,
+    use_packed_linears,
 )
 
 INPUTS = 67
@@ -40,7 +43,7 @@ def random_rows(rows, inputs=INPUTS, seed=1):
 
 
 def half_method(keeps_float32=True, original=UnquantizedLinearMethod):
-    return HalfLinearMethod(original(), keeps_float32=keeps_float32)
+    return PackedLinearMethod(original(), HalfCopy(), keeps_float32=keeps_float32)
 
 
 def assert_linear(out, layer, x, bias=None):
@@ -72,6 +75,47 @@ def test_the_result_is_the_float32_product_of_the_bf16_weights(rows, outputs):
     rounded = half_method(keeps_float32=False).apply(layer, x)
     assert rounded.dtype == torch.bfloat16
     assert_linear(rounded, layer, x)
+
+
+native = pytest.mark.skipif(not has_bf16_arithmetic(), reason="this CPU has no bf16 arithmetic")
+
+
+@native
+@pytest.mark.parametrize("outputs", [1, 50, 129])
+@pytest.mark.parametrize("rows", [1, 7, 33])
+def test_the_native_copy_gives_what_torchs_own_layer_gives(rows, outputs):
+    layer, x = random_layer(outputs), random_rows(rows)
+    method = PackedLinearMethod(UnquantizedLinearMethod(), NativeCopy(), keeps_float32=False)
+    out = method.apply(layer, x)
+    assert out.dtype == torch.bfloat16
+    assert_linear(out, layer, x)
+
+
+@native
+def test_the_native_copy_is_renewed_when_the_weight_is_written_or_replaced():
+    layer, x = random_layer(), random_rows(3)
+    copy = NativeCopy()
+    first = copy.multiply(layer.weight, x)
+    assert first.dtype == torch.float32
+    layer.weight.mul_(-2)
+    assert torch.equal(copy.multiply(layer.weight, x), -2 * first)
+    layer.weight.data = layer.weight.data * -1  # another tensor
+    assert torch.equal(copy.multiply(layer.weight, x), 2 * first)
+    layer.weight.data.mul_(0.5)  # leaves no trace
+    copy.forget()
+    assert torch.equal(copy.multiply(layer.weight, x), first)
+
+
+def test_the_copy_is_chosen_by_what_the_cpu_can_do(monkeypatch):
+    monkeypatch.setattr("faser_sglang.cpu.linear.has_bf16_arithmetic", lambda: False)
+    assert copy_for_this_cpu() is HalfCopy
+    monkeypatch.setattr("faser_sglang.cpu.linear.has_bf16_arithmetic", lambda: True)
+    assert copy_for_this_cpu() in (NativeCopy, None)
+
+
+def test_a_native_copy_holds_any_weight():
+    layer = layer_of(torch.full((4, 3), 1e30, dtype=torch.bfloat16), UnquantizedLinearMethod())
+    assert use_packed_linears(Model(layer=layer), NativeCopy) == 1
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
@@ -184,14 +228,14 @@ def test_weights_beyond_halfs_range_keep_their_method(large):
     weight = torch.zeros(4, 3)
     weight[2, 1] = large
     layer = layer_of(weight.to(torch.bfloat16), original)
-    assert use_half_linears(Model(layer=layer)) == 0
+    assert use_packed_linears(Model(layer=layer), HalfCopy) == 0
     assert layer.quant_method is original
 
 
 def test_the_largest_bf16_value_that_half_holds_is_taken():
     layer = layer_of(torch.full((4, 3), 65280.0, dtype=torch.bfloat16), UnquantizedLinearMethod())
-    assert layer.weight.max() <= HALF_MAX
-    assert use_half_linears(Model(layer=layer)) == 1
+    assert layer.weight.max() <= HalfCopy.largest
+    assert use_packed_linears(Model(layer=layer), HalfCopy) == 1
 
 
 def test_only_plain_bf16_matrices_are_taken():
@@ -208,24 +252,24 @@ def test_only_plain_bf16_matrices_are_taken():
     methods = {name: layer.quant_method for name, layer in kept.items()}
     linear = random_layer(method=UnquantizedLinearMethod())
     head = random_layer(method=UnquantizedEmbeddingMethod())
-    assert use_half_linears(Model(linear=linear, head=head, **kept)) == 2
+    assert use_packed_linears(Model(linear=linear, head=head, **kept), HalfCopy) == 2
     assert all(layer.quant_method is methods[name] for name, layer in kept.items())
-    assert isinstance(linear.quant_method, HalfLinearMethod)
-    assert isinstance(head.quant_method, HalfLinearMethod)
+    assert isinstance(linear.quant_method, PackedLinearMethod)
+    assert isinstance(head.quant_method, PackedLinearMethod)
 
 
 def test_a_second_call_takes_nothing_again():
     linear = random_layer(method=UnquantizedLinearMethod())
-    assert use_half_linears(Model(linear=linear)) == 1
+    assert use_packed_linears(Model(linear=linear), HalfCopy) == 1
     method = linear.quant_method
-    assert use_half_linears(Model(linear=linear)) == 0
+    assert use_packed_linears(Model(linear=linear), HalfCopy) == 0
     assert linear.quant_method is method
 
 
 def test_logits_keep_float32_and_hidden_states_keep_their_type():
     linear = random_layer(method=UnquantizedLinearMethod())
     head = random_layer(method=UnquantizedEmbeddingMethod())
-    use_half_linears(Model(linear=linear, head=head))
+    use_packed_linears(Model(linear=linear, head=head), HalfCopy)
     x = random_rows(3)
     assert linear.quant_method.apply(linear, x).dtype == torch.bfloat16
     assert head.quant_method.apply(head, x).dtype == torch.float32
@@ -234,7 +278,7 @@ def test_logits_keep_float32_and_hidden_states_keep_their_type():
 
 def test_embeddings_are_looked_up_in_the_original_weight():
     head = random_layer(method=UnquantizedEmbeddingMethod())
-    use_half_linears(Model(head=head))
+    use_packed_linears(Model(head=head), HalfCopy)
     ids = torch.tensor([[0, 49], [7, 7]])
     found = head.quant_method.embedding(head, ids)
     assert found.dtype == torch.bfloat16
@@ -245,7 +289,7 @@ def test_tied_weights_are_renewed_in_both_layers():
     head = random_layer(method=UnquantizedEmbeddingMethod())
     tied = layer_of(head.weight, UnquantizedLinearMethod())
     tied.weight = head.weight
-    use_half_linears(Model(head=head, tied=tied))
+    use_packed_linears(Model(head=head, tied=tied), HalfCopy)
     x = random_rows(2)
     for _ in range(2):
         for layer in (head, tied):

@@ -8,7 +8,7 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch.nn.functional import embedding, silu
 
 from faser_sglang.cpu import llama
-from faser_sglang.cpu.linear import HalfLinearMethod, forget_copies
+from faser_sglang.cpu.linear import HalfCopy, PackedLinearMethod, forget_copies
 
 HIDDEN, INNER, WORDS, CONTEXT = 24, 40, 19, 64
 HEADS, KV_HEADS, DIM = 3, 1, 8
@@ -46,9 +46,9 @@ def module(**parts):
 
 def proj(rows, columns, seed, method):
     weight = matrix(rows, columns, seed)
-    if method is HalfLinearMethod:
+    if method is PackedLinearMethod:
         weight = weight.to(torch.bfloat16)
-        method = HalfLinearMethod(UnquantizedLinearMethod(), keeps_float32=False)
+        method = PackedLinearMethod(UnquantizedLinearMethod(), HalfCopy(), keeps_float32=False)
     else:
         method = method()
     weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -91,7 +91,7 @@ def make_layer(seed, method, width=HIDDEN):
 
 def make_model(method, layers, width=HIDDEN, **more):
     table = matrix(WORDS, HIDDEN, 3) * HIDDEN**0.5
-    if method is HalfLinearMethod:
+    if method is PackedLinearMethod:
         table = table.to(torch.bfloat16)
     model = module(
         embed_tokens=lambda ids: embedding(ids, table),
@@ -193,7 +193,7 @@ def test_captured_layers_give_what_they_were_given(captured):
 
 
 def test_half_copies_give_bf16_states_and_the_same_numbers():
-    model = make_model(HalfLinearMethod, LAYERS)
+    model = make_model(PackedLinearMethod, LAYERS)
     forward_batch = a_pass()
     found = llama.DirectLlama(model).forward(IDS, POSITIONS, forward_batch)
     assert found.dtype == torch.bfloat16
@@ -217,7 +217,7 @@ def make_head(method=UnquantizedLinearMethod, **more):
     fc = torch.nn.Linear(3 * HIDDEN, HIDDEN, bias=False)
     weight = matrix(HIDDEN, 3 * HIDDEN, 50)
     fc.weight = torch.nn.Parameter(
-        weight.to(torch.bfloat16) if method is HalfLinearMethod else weight, False
+        weight.to(torch.bfloat16) if method is PackedLinearMethod else weight, False
     )
     return make_model(method, 1, 2 * HIDDEN, fc=fc, **({"norm_output": False} | more))
 
@@ -255,7 +255,7 @@ def test_a_head_may_hand_on_the_normed_state():
 
 
 def test_a_head_of_half_copies_follows_its_fc_when_it_is_written():
-    model = make_head(HalfLinearMethod)
+    model = make_head(PackedLinearMethod)
     direct = llama.DirectEagle3(model)
     states = matrix(5, 3 * HIDDEN, 60).to(torch.bfloat16)
     for scale in (1.0, -3.0):
