@@ -8,10 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from faser_sglang.cpu.plan import (
-    MAX_QUERY_PADDING,
+    CALL,
     MAX_SEGMENT_ROWS,
-    MAX_WASTED_KV_ROWS,
-    MAX_WINDOW_ROWS,
+    READ,
     Window,
     make_groups,
     partition,
@@ -108,15 +107,15 @@ def test_groups_pad_no_more_than_it_pays_and_keep_the_packed_order(pairs):
     for group in groups:
         assert [segment.row for segment in group] == sorted(segment.row for segment in group)
         kv_len, q_len = max(s.kv_len for s in group), max(s.q_len for s in group)
-        assert sum(kv_len - s.kv_len for s in group) <= MAX_WASTED_KV_ROWS
-        queries = sum(s.q_len for s in group)
-        assert q_len <= MAX_WINDOW_ROWS or len(group) * q_len <= MAX_QUERY_PADDING * queries
+        padded = len(group) * kv_len * (READ + q_len)
+        assert padded - sum(s.kv_len * (READ + s.q_len) for s in group) <= CALL
 
 
 def test_equal_windows_are_one_call_and_far_lengths_are_not():
     assert len(plan([(1, 50)] * 8)[0]) == 1
     assert len(plan([(4, 50), (1, 60), (3, 40)])[0]) == 1
     assert len(plan([(1, 10), (1, 1200)])[0]) == 2
+    assert len(plan([(9, 200)] * 2 + [(1, 200)] * 6)[0]) == 2  # padded windows are work, too
 
 
 @given(requests)
